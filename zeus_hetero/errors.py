@@ -1,0 +1,37 @@
+"""The exceptions and warnings of zeus_hetero: few, and each also a builtin type."""
+
+from __future__ import annotations
+
+
+class ZeusHeteroError(Exception):
+    """Base of everything that this package raises on purpose."""
+
+
+class TraceError(ZeusHeteroError, ValueError):
+    """A trace is missing, unreadable, or says something impossible."""
+
+
+class AllocationError(ZeusHeteroError, ValueError):
+    """An allocation problem is ill-posed: unknown name, bad figure, too large to enumerate."""
+
+
+class InfeasibleError(AllocationError):
+    """No allocation satisfies the constraints.
+
+    Attributes:
+        constraint: name of the constraint that cannot hold.
+        nearest: the nearest value of it that could, or None where there is none.
+    """
+
+    def __init__(self, message: str, *, constraint: str, nearest: float | None = None) -> None:
+        super().__init__(message)
+        self.constraint = constraint
+        self.nearest = nearest
+
+
+class PlanError(ZeusHeteroError, ValueError):
+    """A plan file is missing, of another version, or contradicts itself."""
+
+
+class TraceWarning(UserWarning):
+    """A trace is usable, but something in it was repaired, dropped or looks wrong."""
