@@ -237,9 +237,7 @@ def load_trace(
             f"{where}: is a folder; expected a trace file, such as {path / 'profiling.json'}."
         ) from None
     except (OSError, UnicodeDecodeError) as error:
-        raise TraceError(
-            f"{where}: cannot be read ({error}); expected JSON or CSV text."
-        ) from None
+        raise TraceError(f"{where}: cannot be read ({error}); expected JSON or CSV text.") from None
     if path.suffix.lower() == ".csv":
         return _from_csv(path, where, gpu, steps, dataset, network, optimizer, dataset_size)
     return _from_json(text, where, gpu, steps)
@@ -414,7 +412,9 @@ def _check_record(record: dict[str, Any], place: str, default_steps: int) -> _Po
     batch = _batch_size(fields.pop("batch_size"), place)
     limit = fields.pop("power_limit")
     if not _is_integral(limit) or limit <= 0:
-        raise TraceError(f"{place}: power_limit is {limit!r}; expected a positive whole number of W.")
+        raise TraceError(
+            f"{place}: power_limit is {limit!r}; expected a positive whole number of W."
+        )
     steps = fields.pop("steps", None)
     if steps is None or (isinstance(steps, float) and math.isnan(steps)):
         steps = default_steps
