@@ -261,7 +261,7 @@ def _check_micro_batches(worker: Worker, rank: int) -> None:
         )
 
 
-_PARSERS: dict[str, tuple[type, ...]] = {
+_JSON_TYPES: dict[str, tuple[type, ...]] = {
     "int": (int,),
     "float": (int, float),
     "str": (str,),
@@ -282,8 +282,8 @@ def _typed(cls: type, record: Any, where: str, skip: tuple[str, ...] = ()) -> di
         value: Any = record[entry.name]
         if entry.name == "lower_bound" and value is None:
             value = -math.inf
-        known = _PARSERS[str(entry.type)]
-        if not isinstance(value, known) or (isinstance(value, bool) and bool not in known):
+        known = _JSON_TYPES[str(entry.type)]
+        if type(value) not in known:
             raise PlanError(f"{where}: {entry.name} is {value!r}; expected {entry.type}.")
         arguments[entry.name] = float(value) if entry.type == "float" else value
     return arguments

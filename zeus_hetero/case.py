@@ -218,7 +218,7 @@ class Case:
             The problem, and what turns its solution into (share, power limit) per worker.
         """
         units, rest = divmod(self.global_batch_size, self.granularity)
-        for holder in [name for name in self.models] if rest else [None]:
+        for holder in [*self.models] if rest else [None]:
             kinds, names, offsets = [], [], []
             for name in self.models:
                 count = self.gpus.count(name)

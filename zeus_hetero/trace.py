@@ -192,8 +192,8 @@ def load_trace(
     Args:
         source: one of
 
-            - a path to JSON, ``{"32": [{"power_limit": 300, "energy": 23.4, "time": 0.249}, ...]}``:
-              W, J and s over a window of ``steps`` training steps;
+            - a path to JSON, ``{"32": [{"power_limit": 300, "energy": 23.4, "time": 0.249}]}``: W,
+              J and s over a window of ``steps`` training steps;
             - a path to a CSV file with Zeus's columns ``dataset, network, batch_size, optimizer,
               power_limit, time_per_epoch, average_power``, or with the DataFrame's columns;
             - a DataFrame with ``batch_size, power_limit, time, energy`` and optionally ``steps``;
@@ -255,7 +255,8 @@ def _from_json(text: str, where: str, gpu: str | None, steps: int | None) -> Tra
         ) from None
     if not isinstance(top, _Pairs):
         raise TraceError(
-            f'{where}: top level is a {type(top).__name__}; expected {{"<batch size>": [...], ...}}.'
+            f"{where}: top level is a {type(top).__name__}; "
+            'expected {"<batch size>": [...], ...}.'
         )
     records = []
     for key, group in top:

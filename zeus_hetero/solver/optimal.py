@@ -214,8 +214,8 @@ def _mostly_relaxed(
     found = cheapest(free, rest, relaxation.price, np.inf)
     if found is None:
         return None
-    rows = tuple((*f, *r) for f, r in zip(fixed, found.rows))
-    return CoreSolution(found.excess, rows)
+    chosen = tuple((*f, *r) for f, r in zip(fixed, found.rows))
+    return CoreSolution(found.excess, chosen)
 
 
 def _spread(free: Sequence[Options], relaxation: Relaxation) -> int:
