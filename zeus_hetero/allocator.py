@@ -11,12 +11,13 @@ import time
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from zeus_hetero.allocation import Allocation
-from zeus_hetero.case import Case, CaseOptions, GPUs, Method, PerGPU
+from zeus_hetero.case import Case, GPUs, Method, PerGPU
 from zeus_hetero.errors import AllocationError, TraceError, TraceWarning
 from zeus_hetero.solver import (
     Problem,
@@ -110,7 +111,7 @@ def compare(
     global_batch_size: int,
     *,
     max_slowdown: float | None = None,
-    **options: object,
+    **options: Any,
 ) -> pd.DataFrame:
     """Put the methods side by side, all judged by the same model and objective.
 
@@ -134,34 +135,40 @@ def compare(
     plans, skipped = plans_by_method(
         traces, global_batch_size, max_slowdown=max_slowdown, **options
     )
+    frame = tabulate(plans)
+    frame.attrs["skipped"] = skipped
+    return frame
+
+
+def tabulate(plans: Mapping[str, Allocation]) -> pd.DataFrame:
+    """Lay out allocations of one case as `compare` does.
+
+    Args:
+        plans: allocation per method; "optimal" must be among them.
+
+    Returns:
+        The table of `compare`.
+    """
     bound = plans["optimal"].lower_bound
     frame = pd.DataFrame(
         {
-            method: {
-                "shares": tuple(w.batch_size for w in plan.workers),
-                "power_limits": tuple(w.power_limit for w in plan.workers),
-                "step_time": plan.step_time,
-                "step_energy": plan.step_energy,
-                "cost": plan.cost,
-                "gap": replace(plan, lower_bound=min(bound, plan.cost)).gap,
-                "solve_time": plan.solve_time,
-            }
-            for method, plan in plans.items()
-        }
-    ).T
-    numeric = [column for column in frame.columns if column not in ("shares", "power_limits")]
-    frame[numeric] = frame[numeric].astype(float)
+            "shares": [tuple(w.batch_size for w in plan.workers) for plan in plans.values()],
+            "power_limits": [tuple(w.power_limit for w in plan.workers) for plan in plans.values()],
+            "step_time": [plan.step_time for plan in plans.values()],
+            "step_energy": [plan.step_energy for plan in plans.values()],
+            "cost": [plan.cost for plan in plans.values()],
+            "gap": [replace(plan, lower_bound=bound).gap for plan in plans.values()],
+            "solve_time": [plan.solve_time for plan in plans.values()],
+        },
+        index=pd.Index(plans, name="method"),
+    )
     for reference in ("baseline", EQUAL_MAX_POWER):
-        for figure in ("time", "energy", "cost"):
-            column = figure if figure == "cost" else f"step_{figure}"
-            saved = (
+        for figure, column in (("time", "step_time"), ("energy", "step_energy"), ("cost", "cost")):
+            frame[f"{figure}_saved_vs_{reference}"] = (
                 1 - frame[column] / frame.loc[reference, column]
                 if reference in frame.index
                 else np.nan
             )
-            frame[f"{figure}_saved_vs_{reference}"] = saved
-    frame.index.name = "method"
-    frame.attrs["skipped"] = skipped
     return frame
 
 
@@ -170,7 +177,7 @@ def plans_by_method(
     global_batch_size: int,
     *,
     max_slowdown: float | None = None,
-    **options: object,
+    **options: Any,
 ) -> tuple[dict[str, Allocation], dict[str, str]]:
     """The allocations that `compare` tabulates.
 
@@ -183,7 +190,7 @@ def plans_by_method(
     Returns:
         Allocation per method, and the reason per method that could not run.
     """
-    case = Case.of(traces, global_batch_size, **options)  # type: ignore[arg-type]
+    case = Case.of(traces, global_batch_size, **options)
     plans: dict[str, Allocation] = {}
     skipped: dict[str, str] = {}
     for method, solver in METHODS.items():
@@ -213,7 +220,7 @@ def pareto_front(
     global_batch_size: int,
     *,
     points: int = 50,
-    **options: object,
+    **options: Any,
 ) -> pd.DataFrame:
     """The trade-off between time and energy of a global step.
 
@@ -228,7 +235,7 @@ def pareto_front(
         power_limits (W), and knee, True for the point farthest from the line between the
         fastest and the most frugal one.
     """
-    case = Case.of(traces, global_batch_size, **options).with_eta(1.0)  # type: ignore[arg-type]
+    case = Case.of(traces, global_batch_size, **options).with_eta(1.0)
     frugal = case.solve(METHODS["optimal"])
     fastest = case.with_eta(0.0).solve(METHODS["optimal"])
     front = [
@@ -306,7 +313,7 @@ def _as_in_the_paper(
     traces: Mapping[str, TraceSource],
     global_batch_size: int,
     case: Case,
-    options: Mapping[str, object],
+    options: Mapping[str, Any],
 ) -> Allocation:
     started = time.perf_counter()
     with warnings.catch_warnings():
@@ -315,13 +322,10 @@ def _as_in_the_paper(
         paper = Case.of(
             traces,
             global_batch_size,
-            **{**options, "objective": "independent", "model": "quadratic"},  # type: ignore[arg-type]
+            **{**options, "objective": "independent", "model": "quadratic"},
         )
     choice = paper.solve(METHODS["optimal"])
     plan = case.judge(
         [w.batch_size for w in choice.workers], [w.power_limit for w in choice.workers]
     )
     return replace(plan, method=PAPER, solve_time=time.perf_counter() - started)
-
-
-__all__ = ["CaseOptions", "allocate", "compare", "pareto_front", "plans_by_method"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Optional, TypedDict, TypeVar, Union
+from typing import Any, Optional, TypeVar, Union
 
 import numpy as np
 
@@ -27,19 +27,6 @@ Method = Callable[[Problem], Optional[Solution]]
 OBJECTIVES = ("synchronous", "independent")
 
 _Number = TypeVar("_Number", int, float)
-
-
-class CaseOptions(TypedDict, total=False):
-    """Keyword arguments that `allocate`, `compare` and `pareto_front` share; see `allocate`."""
-
-    gpus: GPUs
-    objective: str
-    model: str
-    eta: float
-    wait_power: PerGPU
-    sync_time: float
-    granularity: int
-    max_batch_size: int | Mapping[str, int] | None
 
 
 @dataclass(frozen=True)
