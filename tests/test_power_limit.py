@@ -208,7 +208,7 @@ def test_whole_ranges_of_different_lengths_run_together(node, optimize):
 
 def test_lists_of_different_lengths_are_refused(node):
     node(A10, T4)
-    with pytest.raises(PowerLimitError, match="different lengths .GPU 0: 2, GPU 1: 1."):
+    with pytest.raises(PowerLimitError, match=r"different lengths \(GPU 0: 2, GPU 1: 1\)"):
         HeteroPowerLimitOptimizer(Monitor(), power_limits={"A10": [150, 100], "T4": [70]})
 
 
@@ -315,9 +315,14 @@ def test_close_restores_once_and_ends_the_optimizer(node, optimize):
 
 def test_a_with_block_restores_also_when_it_fails(node):
     gpus = node(V100)
-    with pytest.raises(ZeroDivisionError), HeteroPowerLimitOptimizer(Monitor(), power_limit=100):
-        assert gpus.limits() == [100]
-        raise ZeroDivisionError
+
+    def fail():
+        with HeteroPowerLimitOptimizer(Monitor(), power_limit=100):
+            assert gpus.limits() == [100]
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
     assert gpus.limits() == [280]
 
 
@@ -347,6 +352,27 @@ def test_two_optimizers_one_after_the_other_restore_the_first_limit(node):
 
 
 # --- permission ---
+
+
+def test_a_limit_that_the_driver_rejects_is_named_and_the_old_one_returns(
+    node, optimize, monkeypatch
+):
+    gpus = node(V100)
+    optimizer = optimize(Monitor(), power_limits=[300, 200])
+    monkeypatch.setattr(gpus.gpus[0], "low", 250)
+    with pytest.raises(PowerLimitError, match=r"GPU 0 .*rejects a power limit of 200 W.*250"):
+        train(optimizer, gpus, 200)
+    optimizer.close()
+    assert gpus.limits() == [280]
+
+
+def test_a_gpu_without_adjustable_limit_is_named(node, monkeypatch):
+    gpus = node(A10)
+    reject = mock.Mock(side_effect=zeus.device.gpu.ZeusGPUNotSupportedError("Not Supported"))
+    monkeypatch.setattr(gpus.gpus[0], "get_power_management_limit_constraints", reject)
+    monkeypatch.setattr(gpus.gpus[0], "getPowerManagementLimitConstraints", reject)
+    with pytest.raises(DeviceError, match=r"GPU 0 \(NVIDIA A10\) has no adjustable power limit"):
+        HeteroPowerLimitOptimizer(Monitor())
 
 
 @pytest.mark.parametrize("options", [{}, {"power_limits": [120]}, {"power_limit": 120}])
@@ -495,12 +521,10 @@ def test_a_counter_that_was_reset_is_measured_again(node, optimize):
     gpus = node(V100)
     gpus.step()
     optimizer = optimize(Monitor(), power_limits=[300], warmup_steps=1, profile_steps=4)
+    train(optimizer, gpus, 5)
+    gpus.gpus[0].energy = -1e9
     with pytest.warns(PowerLimitWarning, match="counter was reset"):
-        for step in range(20):
-            optimizer.on_step_begin()
-            gpus.step()
-            if step == 4:
-                gpus.gpus[0].energy = -1e9
+        train(optimizer, gpus, 20)
     (window,) = optimizer.windows
     assert window.energy[0] == pytest.approx(300 * window.time, rel=1e-3)
 
@@ -606,6 +630,19 @@ def test_measurements_that_cannot_be_saved_do_not_end_the_training(node, optimiz
     with pytest.warns(PowerLimitWarning, match=r"could not be saved .*'power_limit': 300"):
         train(optimizer, gpus, 500)
     assert isinstance(optimizer.state, Done)
+
+
+def test_a_damaged_file_beside_is_measured_again_and_kept(node, optimize, tmp_path):
+    gpus, path = node(T4), tmp_path / "profile.json"
+    path.write_text("{}")
+    for content in ("whole", "damaged"):
+        with pytest.warns(PowerLimitWarning, match="not used"):
+            _, loaded = profile_into(path, gpus, optimize, power_limits=[70, 60])
+        assert not loaded, content
+        (beside,) = tmp_path.glob("profile.t4-*.json")
+        assert len(json.loads(beside.read_text())["measurements"]) == 2
+        beside.write_text("{")
+    assert [file.read_text() for file in tmp_path.glob("*.damaged")] == ["{"]
 
 
 # --- distributed jobs ---

@@ -200,6 +200,7 @@ def test_a_note_of_another_gpu_or_backend_is_refused_and_kept(gpus, tmp_path):
     for changes, message in [
         ({"limits": [{"gpu": 0, "name": "Tesla T4", "limit": 70_000}]}, "was Tesla T4 and is"),
         ({"limits": [{"gpu": 5, "name": "Tesla T4", "limit": 70_000}]}, "is not visible"),
+        ({"boot": "another"}, "of another machine, or from before a restart"),
         ({"backend": "zeus.device.gpu.nvidia.NVIDIAGPUs"}, "simulated GPU's limit is not for"),
     ]:
         note = dead_note(gpus, tmp_path / "limits-1.json", **changes)
