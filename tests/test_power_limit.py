@@ -718,8 +718,9 @@ def test_ranks_with_ladders_of_different_lengths_train_to_the_end(tmp_path):
         for rank in ranks:
             rank.kill()
     assert [rank.returncode for rank in ranks] == [0, 0], outputs
-    assert outputs[0][0].strip() == "[150, 125, 100]"
-    assert outputs[1][0].strip() == "[70, 60]"
+    # Zeus 0.12 logs to the output, too.
+    profiled = [output.splitlines()[-1] for output, _ in outputs]
+    assert profiled == ["[150, 125, 100]", "[70, 60]"]
 
 
 # --- no framework, no GPU ---
