@@ -14,14 +14,19 @@ if TYPE_CHECKING:
     from zeus_hetero.allocator import allocate, compare
     from zeus_hetero.errors import (
         AllocationError,
+        DeviceError,
         InfeasibleError,
         PlanError,
+        PowerLimitError,
+        PowerLimitPermissionError,
+        PowerLimitWarning,
         TraceError,
         TraceWarning,
         ZeusHeteroError,
     )
     from zeus_hetero.gpu_model import GPUModel, fit
     from zeus_hetero.pareto import pareto_front
+    from zeus_hetero.power_limit import HeteroPowerLimitOptimizer
     from zeus_hetero.trace import Trace, load_trace
 
 __version__ = "0.1.0"
@@ -29,9 +34,14 @@ __version__ = "0.1.0"
 _HOME = {
     "Allocation": "allocation",
     "AllocationError": "errors",
+    "DeviceError": "errors",
     "GPUModel": "gpu_model",
+    "HeteroPowerLimitOptimizer": "power_limit",
     "InfeasibleError": "errors",
     "PlanError": "errors",
+    "PowerLimitError": "errors",
+    "PowerLimitPermissionError": "errors",
+    "PowerLimitWarning": "errors",
     "Trace": "trace",
     "TraceError": "errors",
     "TraceWarning": "errors",
@@ -47,9 +57,14 @@ _HOME = {
 __all__ = [
     "Allocation",
     "AllocationError",
+    "DeviceError",
     "GPUModel",
+    "HeteroPowerLimitOptimizer",
     "InfeasibleError",
     "PlanError",
+    "PowerLimitError",
+    "PowerLimitPermissionError",
+    "PowerLimitWarning",
     "Trace",
     "TraceError",
     "TraceWarning",
