@@ -12,6 +12,9 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
+
+pytest.importorskip("torch", reason="Zeus's power limit optimizer needs torch or JAX")
+
 import zeus.device.gpu
 import zeus.monitor.energy
 import zeus.optimizer.power_limit as upstream

@@ -264,10 +264,9 @@ def _from_json(text: str, where: str, gpu: str | None, steps: int | None) -> Tra
     records = []
     for key, group in top:
         batch = _batch_size(key, where)
-        if not isinstance(group, list):
+        if not isinstance(group, list) or isinstance(group, _Pairs):
             raise TraceError(
-                f"{where}: batch size {key}: is a {type(group).__name__}; "
-                "expected a list of records."
+                f"{where}: batch size {key}: is {_to_plain(group)!r}; expected a list of records."
             )
         for number, pairs in enumerate(group, start=1):
             place = f"batch size {key}, record {number}"
