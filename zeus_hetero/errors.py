@@ -33,5 +33,9 @@ class PlanError(ZeusHeteroError, ValueError):
     """A plan file is missing, of another version, or contradicts itself."""
 
 
+class SimulationError(ZeusHeteroError, ValueError):
+    """A simulated GPU is unknown, or was given impossible figures."""
+
+
 class TraceWarning(UserWarning):
     """A trace is usable, but something in it was repaired, dropped or looks wrong."""
