@@ -1,0 +1,466 @@
+"""Profile a training step: time and energy over batch sizes and power limits.
+
+`profile` measures a callable in this process. `profile_run.profile_with_script` drives a
+training script that calls `profile`, one child process per batch size, and can be interrupted.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import signal
+import statistics
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import zeus
+
+from zeus_hetero import device, simulation
+from zeus_hetero.errors import ProfilingError, TraceWarning
+from zeus_hetero.gpu_lock import gpu_lock
+from zeus_hetero.measure import Idle, Meter, Window, Windows, measure_idle, measure_wait
+from zeus_hetero.trace import Trace, load_trace
+
+PROFILER = "ZEUS_HETERO_PROFILER"
+"""Environment variable by which the driver tells a training script that it runs for it."""
+
+NOISY_SPREAD = 0.05
+"""Relative standard deviation between the windows of a point above which it is called noisy."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """A window that was just measured.
+
+    Attributes:
+        batch_size: samples.
+        power_limit: W.
+        done: windows measured so far.
+        total: windows to measure.
+        time: s per step.
+        energy: J per step.
+    """
+
+    batch_size: int
+    power_limit: int
+    done: int
+    total: int
+    time: float
+    energy: float
+
+
+@dataclass(frozen=True)
+class Driver:
+    """The driver that this process profiles for: it holds the lock and knows the idle power.
+
+    Attributes:
+        pid: its process.
+        progress: descriptor on which it wants a line of JSON per window.
+        idle: measured by it.
+    """
+
+    pid: int
+    progress: int
+    idle: Idle
+
+    def to_environment(self) -> str:
+        """The value of ``ZEUS_HETERO_PROFILER``."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_environment(cls) -> Driver | None:
+        """The driver of this process; None where it was started by hand."""
+        text = os.environ.get(PROFILER)
+        if not text:
+            return None
+        values = json.loads(text)
+        return cls(values["pid"], values["progress"], Idle(**values["idle"]))
+
+    def report(self, progress: Progress) -> None:
+        """Tell the driver about a window."""
+        os.write(self.progress, (json.dumps(asdict(progress)) + "\n").encode())
+
+    def check(self) -> None:
+        """End with the driver: nobody would collect the result.
+
+        Raises:
+            ProfilingError: it is gone.
+        """
+        if os.getppid() != self.pid:
+            raise ProfilingError(f"the profiler that started this (process {self.pid}) is gone.")
+
+
+def profile(
+    step: Callable[[int], object],
+    batch_sizes: Sequence[int],
+    power_limits: Sequence[int],
+    *,
+    gpu_index: int = 0,
+    gpu: str | None = None,
+    warmup_steps: int = 10,
+    warmup_time: float = 1.0,
+    profile_steps: int = 40,
+    counter_ticks: int = 50,
+    repeats: int = 3,
+    fields: Mapping[str, Any] | None = None,
+    on_progress: Callable[[Progress], object] | None = None,
+) -> Trace:
+    """Measure a training step at every batch size and power limit.
+
+    Each point is measured in several windows. The power limits are gone through downward and
+    upward in turn, so that a GPU that heats up does not make the last limit look bad. The power
+    limit is what it was before when this returns, raises or is told to end.
+
+    Args:
+        step: runs one training step of that many samples; it need not wait for the GPU.
+        batch_sizes: samples; they are sorted.
+        power_limits: W, within the GPU's range.
+        gpu_index: the GPU that `step` uses.
+        gpu: name of the GPU model for the trace; Zeus's name for it by default.
+        warmup_steps: steps before every window.
+        warmup_time: s before every window, at least.
+        profile_steps: steps in a window, at least.
+        counter_ticks: movements of the energy counter in a window, at least.
+        repeats: windows per point.
+        fields: more to write into every record, such as ``{"arch": "resnet18"}``.
+        on_progress: called after every window.
+
+    Returns:
+        The trace. Batch sizes that do not fit into memory are missing, and every record then
+        says ``out_of_memory_at``.
+
+    Raises:
+        ProfilingError: the limits cannot be set, the figures make no sense, or not even the
+            smallest batch size fits.
+        GPUBusyError: another profiler is using the GPU.
+    """
+    windows = Windows(warmup_steps, warmup_time, profile_steps, counter_ticks, repeats)
+    sizes = check_batch_sizes(batch_sizes)
+    limits = check_power_limits(gpu_index, power_limits)
+    driver = Driver.from_environment()
+    with _alone_on_gpu(gpu_index, driver), power_limit_kept(gpu_index):
+        check_permission(gpu_index, limits)
+        idle = driver.idle if driver else measure_idle(gpu_index)
+        grid = _Grid(step, limits, gpu_index, windows, idle, driver, on_progress, len(sizes))
+        common = {"gpu": gpu or device.name(gpu_index), **_origin(gpu_index), **(fields or {})}
+        common["idle_power"] = round(idle.power, 3)
+        records: list[dict[str, Any]] = []
+        for size in sizes:
+            try:
+                measured = grid.measure(size)
+            except Exception as error:
+                if not is_out_of_memory(error):
+                    raise
+                _note_out_of_memory(size, records, error)
+                break
+            wait = measure_wait(gpu_index)
+            if wait is not None:
+                common["wait_power"] = round(wait, 3)
+            records += [{"batch_size": size, **point, **common} for point in measured]
+    _warn_about_noise(records)
+    return load_trace(pd.DataFrame(records))
+
+
+def check_batch_sizes(
+    batch_sizes: Sequence[int], dataset_size: int | None = None
+) -> tuple[int, ...]:
+    """Sort batch sizes and drop duplicates.
+
+    Args:
+        batch_sizes: samples.
+        dataset_size: samples in the training set, where it is known.
+
+    Raises:
+        ProfilingError: one of them is impossible.
+    """
+    if not batch_sizes:
+        raise ProfilingError("no batch sizes; expected at least one, such as 32.")
+    bad = [size for size in batch_sizes if not _is_whole(size) or size < 1]
+    if bad:
+        raise ProfilingError(
+            f"batch sizes {', '.join(map(str, bad))}; expected whole numbers of at least 1."
+        )
+    large = [size for size in batch_sizes if dataset_size is not None and size > dataset_size]
+    if large:
+        raise ProfilingError(
+            f"batch sizes {', '.join(map(str, large))} are larger than the data set, which has "
+            f"{dataset_size} samples; expected at most that."
+        )
+    return tuple(sorted({int(size) for size in batch_sizes}))
+
+
+def check_power_limits(gpu_index: int, power_limits: Sequence[int]) -> tuple[int, ...]:
+    """Check that a GPU supports power limits.
+
+    Returns:
+        The limits in W, descending.
+
+    Raises:
+        ProfilingError: one is no whole number, out of range or there twice.
+    """
+    low, high = device.power_range(gpu_index)
+    expected = f"{device.describe(gpu_index)} supports whole numbers from {low} to {high} W"
+    if not power_limits:
+        raise ProfilingError(f"no power limits; {expected}.")
+    bad = [p for p in power_limits if not _is_whole(p) or not low <= p <= high]
+    if bad:
+        raise ProfilingError(f"power limits {', '.join(map(str, bad))} W; {expected}.")
+    if len(set(power_limits)) < len(power_limits):
+        raise ProfilingError(
+            f"power limits {', '.join(map(str, power_limits))} W; expected each of them once."
+        )
+    return tuple(sorted((int(p) for p in power_limits), reverse=True))
+
+
+def check_permission(gpu_index: int, power_limits: Sequence[int]) -> None:
+    """Set every power limit once and put back what was there, before any time is spent.
+
+    Raises:
+        ProfilingError: it is not permitted, or the driver refuses a limit.
+    """
+    from zeus.device.gpu.common import ZeusGPUNoPermissionError
+
+    with power_limit_kept(gpu_index):
+        for limit in power_limits:
+            try:
+                device.set_power_limit(gpu_index, limit)
+            except ZeusGPUNoPermissionError:
+                raise ProfilingError(
+                    f"{device.describe(gpu_index)}: this process may not set power limits. Start "
+                    "the container with --cap-add SYS_ADMIN (or run as root outside one), or "
+                    "start zeusd and set ZEUSD_SOCK_PATH."
+                ) from None
+            except Exception as error:
+                raise ProfilingError(
+                    f"{device.describe(gpu_index)}: power limit {limit} W is refused ({error}); "
+                    "leave it out."
+                ) from error
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an exception says that the GPU's memory is too small."""
+    return type(error).__name__ == "OutOfMemoryError" or "out of memory" in str(error).lower()
+
+
+@contextmanager
+def power_limit_kept(gpu_index: int) -> Iterator[float]:
+    """Put the power limit back that is in force now, also when told to end (SIGTERM).
+
+    Yields:
+        The power limit in force, W.
+    """
+    before = device.power_limit(gpu_index)
+    with _exit_on_sigterm():
+        try:
+            yield before
+        finally:
+            device.set_power_limit(gpu_index, before)
+
+
+@contextmanager
+def _exit_on_sigterm() -> Iterator[None]:
+    if (
+        threading.current_thread() is not threading.main_thread()
+        or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+    ):
+        yield
+        return
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+@contextmanager
+def _alone_on_gpu(gpu_index: int, driver: Driver | None) -> Iterator[None]:
+    if driver is not None:  # It holds the lock, and this process holds it with it.
+        yield
+        return
+    lock = gpu_lock(gpu_index, device.name(gpu_index))
+    lock.acquire()
+    try:
+        restore_from_note(lock.found)
+        lock.write("zeus_hetero.profile", note_of(gpu_index))
+        yield
+    finally:
+        lock.release()
+
+
+def note_of(gpu_index: int) -> dict[str, Any]:
+    """What has to be put back if this process is killed."""
+    return {
+        "gpu_index": gpu_index,
+        "gpu_name": device.name(gpu_index),
+        "power_limit": device.power_limit(gpu_index),
+    }
+
+
+def restore_from_note(note: Mapping[str, Any] | None) -> str | None:
+    """Put back the power limit that a killed profiler left changed.
+
+    Args:
+        note: what it left; None for nothing.
+
+    Returns:
+        A sentence about what was done, None if there was nothing to do.
+
+    Raises:
+        ProfilingError: the GPU is another one, or does not let its limit be set.
+    """
+    if not note:
+        return None
+    index, before = int(note["gpu_index"]), float(note["power_limit"])
+    if device.name(index) != note["gpu_name"]:
+        raise ProfilingError(
+            f"GPU {index} is a {device.name(index)}; the note of a killed profiler is about a "
+            f"{note['gpu_name']}. Give the right card with CUDA_VISIBLE_DEVICES."
+        )
+    found = device.power_limit(index)
+    if found == before:
+        return None
+    try:
+        device.set_power_limit(index, before)
+    except Exception as error:
+        raise ProfilingError(
+            f"{device.describe(index)}: a killed profiler left the power limit at {found:g} W and "
+            f"it cannot be put back to {before:g} W ({error}). Do it with the rights to."
+        ) from error
+    return (
+        f"{device.describe(index)}: power limit put back from {found:g} W to {before:g} W, which "
+        "a killed profiler had left."
+    )
+
+
+class _Grid:
+    """Measures all power limits at one batch size after the other."""
+
+    def __init__(
+        self,
+        step: Callable[[int], object],
+        power_limits: tuple[int, ...],
+        gpu_index: int,
+        windows: Windows,
+        idle: Idle,
+        driver: Driver | None,
+        on_progress: Callable[[Progress], object] | None,
+        sizes: int,
+    ) -> None:
+        self._step = step
+        self._limits = power_limits
+        self._gpu = gpu_index
+        self._repeats = windows.repeats
+        self._meter = Meter(gpu_index, windows, idle)
+        self._driver = driver
+        self._on_progress = on_progress
+        self._done = 0
+        self._total = sizes * len(power_limits) * windows.repeats
+
+    def measure(self, batch_size: int) -> list[dict[str, Any]]:
+        measured: dict[int, list[Window]] = {limit: [] for limit in self._limits}
+        for repeat in range(self._repeats):
+            for limit in self._limits if repeat % 2 == 0 else self._limits[::-1]:
+                device.set_power_limit(self._gpu, limit)
+                window = self._meter.measure(lambda: self._run(batch_size))
+                measured[limit].append(window)
+                self._report(batch_size, limit, window)
+        return [_summary(limit, windows, self._gpu) for limit, windows in measured.items()]
+
+    def _run(self, batch_size: int) -> None:
+        if self._driver is not None:
+            self._driver.check()
+        self._step(batch_size)
+
+    def _report(self, batch_size: int, limit: int, window: Window) -> None:
+        self._done += 1
+        progress = Progress(
+            batch_size,
+            limit,
+            self._done,
+            self._total,
+            window.time / window.steps,
+            window.energy / window.steps,
+        )
+        if self._driver is not None:
+            self._driver.report(progress)
+        if self._on_progress is not None:
+            self._on_progress(progress)
+
+
+def _summary(power_limit: int, windows: Sequence[Window], gpu_index: int) -> dict[str, Any]:
+    """The record of a point: sums over its windows, and how far these are apart."""
+    record: dict[str, Any] = {
+        "power_limit": power_limit,
+        "energy": sum(window.energy for window in windows),
+        "time": sum(window.time for window in windows),
+        "steps": sum(window.steps for window in windows),
+        "repeats": len(windows),
+    }
+    if len(windows) > 1:
+        for figure in ("time", "energy"):
+            per_step = [getattr(window, figure) / window.steps for window in windows]
+            spread = statistics.stdev(per_step) / statistics.mean(per_step)
+            record[f"{figure}_spread"] = round(spread, 5)
+        record["noisy"] = max(record["time_spread"], record["energy_spread"]) > NOISY_SPREAD
+    degrees = device.temperature(gpu_index)
+    return record if degrees is None else {**record, "temperature": degrees}
+
+
+def _origin(gpu_index: int) -> dict[str, Any]:
+    """Where figures come from, for every record."""
+    origin: dict[str, Any] = {"gpu_name": device.name(gpu_index), "zeus": zeus.__version__}
+    if "torch" in sys.modules:
+        origin["torch"] = str(sys.modules["torch"].__version__)
+    if simulation.active() is not None:
+        return {**origin, "driver": "simulated", "simulated": True}
+    version = Path("/proc/driver/nvidia/version")
+    if version.exists():
+        found = re.search(r"\b\d{3}\.\d+(\.\d+)?\b", version.read_text(encoding="utf-8"))
+        if found:
+            origin["driver"] = found.group()
+    return origin
+
+
+def _note_out_of_memory(size: int, records: list[dict[str, Any]], error: Exception) -> None:
+    if not records:
+        raise ProfilingError(
+            f"out of memory at batch size {size}, the smallest ({error}); profile smaller ones."
+        ) from error
+    for record in records:
+        record["out_of_memory_at"] = size
+    warnings.warn(
+        f"out of memory at batch size {size}; profiled up to {records[-1]['batch_size']}.",
+        TraceWarning,
+        stacklevel=3,
+    )
+    if "torch" in sys.modules and sys.modules["torch"].cuda.is_available():
+        sys.modules["torch"].cuda.empty_cache()
+
+
+def _warn_about_noise(records: Sequence[Mapping[str, Any]]) -> None:
+    noisy = [f"{r['batch_size']} at {r['power_limit']} W" for r in records if r.get("noisy")]
+    if noisy:
+        warnings.warn(
+            f"noisy points (batch size at power limit): {', '.join(noisy)}; their windows differ "
+            f"by more than {NOISY_SPREAD:.0%}. Profile with more repeats or longer windows.",
+            TraceWarning,
+            stacklevel=3,
+        )
+
+
+def _is_whole(value: Any) -> bool:
+    if isinstance(value, bool):
+        return False
+    try:
+        return math.isfinite(value) and int(value) == value
+    except (TypeError, ValueError):
+        return False
