@@ -13,14 +13,17 @@ if TYPE_CHECKING:
     from zeus_hetero.allocation import Allocation, Worker
     from zeus_hetero.errors import (
         AllocationError,
+        GPUBusyError,
         InfeasibleError,
         PlanError,
+        ProfilingError,
         SimulationError,
         TraceError,
         TraceWarning,
         ZeusHeteroError,
     )
     from zeus_hetero.gpu_model import GPUModel, fit
+    from zeus_hetero.profiling import profile
     from zeus_hetero.trace import Trace, load_trace
 
 __version__ = "0.1.0"
@@ -28,9 +31,11 @@ __version__ = "0.1.0"
 _HOME = {
     "Allocation": "allocation",
     "AllocationError": "errors",
+    "GPUBusyError": "errors",
     "GPUModel": "gpu_model",
     "InfeasibleError": "errors",
     "PlanError": "errors",
+    "ProfilingError": "errors",
     "SimulationError": "errors",
     "Trace": "trace",
     "TraceError": "errors",
@@ -39,14 +44,17 @@ _HOME = {
     "ZeusHeteroError": "errors",
     "fit": "gpu_model",
     "load_trace": "trace",
+    "profile": "profiling",
 }
 
 __all__ = [
     "Allocation",
     "AllocationError",
+    "GPUBusyError",
     "GPUModel",
     "InfeasibleError",
     "PlanError",
+    "ProfilingError",
     "SimulationError",
     "Trace",
     "TraceError",
@@ -55,6 +63,7 @@ __all__ = [
     "ZeusHeteroError",
     "fit",
     "load_trace",
+    "profile",
 ]
 
 

@@ -5,6 +5,28 @@ from __future__ import annotations
 from typing import Any
 
 from zeus.device import get_gpus
+from zeus.device.gpu.common import ZeusGPUInitError
+
+from zeus_hetero.errors import ProfilingError
+
+
+def check(gpu_index: int) -> None:
+    """Check that there is such a GPU.
+
+    Raises:
+        ProfilingError: Zeus does not see it.
+    """
+    try:
+        count = len(get_gpus())
+    except ZeusGPUInitError as error:
+        raise ProfilingError(
+            f"Zeus finds no GPU ({error}); expected an NVIDIA or AMD GPU with its driver. "
+            "Simulate one to try it: --simulate T4, or zeus_hetero.simulation.use('T4')."
+        ) from None
+    if not 0 <= gpu_index < count:
+        raise ProfilingError(
+            f"GPU {gpu_index}; expected one from 0 to {count - 1}, the GPUs that Zeus sees."
+        )
 
 
 def name(gpu_index: int) -> str:

@@ -67,10 +67,10 @@ class GPULock:
                     holder = _read(file)
                     os.close(file)
                     raise GPUBusyError(
-                        f"{self._what} is being profiled by process {holder.get('pid', '?')}"
-                        f"{' for ' + holder['owner'] if holder.get('owner') else ''}; two "
-                        "profilers on one GPU would measure each other. Wait until it has "
-                        f"finished, or choose another GPU. (Lock: {self.path})"
+                        f"{self._what} is in use by another profiler, process "
+                        f"{holder.get('pid', '?')} ({holder.get('owner', 'just starting')}); two "
+                        "on one GPU would measure each other. Wait until it has finished, or "
+                        f"choose another GPU and folder. (Lock file: {self.path})"
                     ) from None
                 time.sleep(0.05)
         self._file = file
@@ -81,10 +81,11 @@ class GPULock:
         assert self._file is not None, "acquire() comes first"
         _write(self._file, {"pid": os.getpid(), "owner": owner, "note": note})
 
-    def release(self) -> None:
-        """Give the lock back; the file stays, empty."""
+    def release(self, *, keep_note: bool = False) -> None:
+        """Give the lock back; the file stays, empty unless the note is still of use."""
         if self._file is not None:
-            _write(self._file, {})
+            if not keep_note:
+                _write(self._file, {})
             os.close(self._file)
             self._file = None
 

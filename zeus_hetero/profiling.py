@@ -7,13 +7,10 @@ training script that calls `profile`, one child process per batch size, and can 
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
-import signal
 import statistics
 import sys
-import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -28,6 +25,15 @@ from zeus_hetero import device, simulation
 from zeus_hetero.errors import ProfilingError, TraceWarning
 from zeus_hetero.gpu_lock import gpu_lock
 from zeus_hetero.measure import Idle, Meter, Window, Windows, measure_idle, measure_wait
+from zeus_hetero.power_guard import (
+    check_permission,
+    check_power_limits,
+    is_whole,
+    note_of,
+    power_limit_kept,
+    put_back,
+    restore_from_note,
+)
 from zeus_hetero.trace import Trace, load_trace
 
 PROFILER = "ZEUS_HETERO_PROFILER"
@@ -144,6 +150,7 @@ def profile(
         GPUBusyError: another profiler is using the GPU.
     """
     windows = Windows(warmup_steps, warmup_time, profile_steps, counter_ticks, repeats)
+    device.check(gpu_index)
     sizes = check_batch_sizes(batch_sizes)
     limits = check_power_limits(gpu_index, power_limits)
     driver = Driver.from_environment()
@@ -184,7 +191,7 @@ def check_batch_sizes(
     """
     if not batch_sizes:
         raise ProfilingError("no batch sizes; expected at least one, such as 32.")
-    bad = [size for size in batch_sizes if not _is_whole(size) or size < 1]
+    bad = [size for size in batch_sizes if not is_whole(size) or size < 1]
     if bad:
         raise ProfilingError(
             f"batch sizes {', '.join(map(str, bad))}; expected whole numbers of at least 1."
@@ -198,87 +205,9 @@ def check_batch_sizes(
     return tuple(sorted({int(size) for size in batch_sizes}))
 
 
-def check_power_limits(gpu_index: int, power_limits: Sequence[int]) -> tuple[int, ...]:
-    """Check that a GPU supports power limits.
-
-    Returns:
-        The limits in W, descending.
-
-    Raises:
-        ProfilingError: one is no whole number, out of range or there twice.
-    """
-    low, high = device.power_range(gpu_index)
-    expected = f"{device.describe(gpu_index)} supports whole numbers from {low} to {high} W"
-    if not power_limits:
-        raise ProfilingError(f"no power limits; {expected}.")
-    bad = [p for p in power_limits if not _is_whole(p) or not low <= p <= high]
-    if bad:
-        raise ProfilingError(f"power limits {', '.join(map(str, bad))} W; {expected}.")
-    if len(set(power_limits)) < len(power_limits):
-        raise ProfilingError(
-            f"power limits {', '.join(map(str, power_limits))} W; expected each of them once."
-        )
-    return tuple(sorted((int(p) for p in power_limits), reverse=True))
-
-
-def check_permission(gpu_index: int, power_limits: Sequence[int]) -> None:
-    """Set every power limit once and put back what was there, before any time is spent.
-
-    Raises:
-        ProfilingError: it is not permitted, or the driver refuses a limit.
-    """
-    from zeus.device.gpu.common import ZeusGPUNoPermissionError
-
-    with power_limit_kept(gpu_index):
-        for limit in power_limits:
-            try:
-                device.set_power_limit(gpu_index, limit)
-            except ZeusGPUNoPermissionError:
-                raise ProfilingError(
-                    f"{device.describe(gpu_index)}: this process may not set power limits. Start "
-                    "the container with --cap-add SYS_ADMIN (or run as root outside one), or "
-                    "start zeusd and set ZEUSD_SOCK_PATH."
-                ) from None
-            except Exception as error:
-                raise ProfilingError(
-                    f"{device.describe(gpu_index)}: power limit {limit} W is refused ({error}); "
-                    "leave it out."
-                ) from error
-
-
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an exception says that the GPU's memory is too small."""
     return type(error).__name__ == "OutOfMemoryError" or "out of memory" in str(error).lower()
-
-
-@contextmanager
-def power_limit_kept(gpu_index: int) -> Iterator[float]:
-    """Put the power limit back that is in force now, also when told to end (SIGTERM).
-
-    Yields:
-        The power limit in force, W.
-    """
-    before = device.power_limit(gpu_index)
-    with _exit_on_sigterm():
-        try:
-            yield before
-        finally:
-            device.set_power_limit(gpu_index, before)
-
-
-@contextmanager
-def _exit_on_sigterm() -> Iterator[None]:
-    if (
-        threading.current_thread() is not threading.main_thread()
-        or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
-    ):
-        yield
-        return
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 @contextmanager
@@ -288,57 +217,15 @@ def _alone_on_gpu(gpu_index: int, driver: Driver | None) -> Iterator[None]:
         return
     lock = gpu_lock(gpu_index, device.name(gpu_index))
     lock.acquire()
+    note = None
     try:
         restore_from_note(lock.found)
-        lock.write("zeus_hetero.profile", note_of(gpu_index))
+        note = note_of(gpu_index)
+        lock.write("zeus_hetero.profile", note)
         yield
     finally:
-        lock.release()
-
-
-def note_of(gpu_index: int) -> dict[str, Any]:
-    """What has to be put back if this process is killed."""
-    return {
-        "gpu_index": gpu_index,
-        "gpu_name": device.name(gpu_index),
-        "power_limit": device.power_limit(gpu_index),
-    }
-
-
-def restore_from_note(note: Mapping[str, Any] | None) -> str | None:
-    """Put back the power limit that a killed profiler left changed.
-
-    Args:
-        note: what it left; None for nothing.
-
-    Returns:
-        A sentence about what was done, None if there was nothing to do.
-
-    Raises:
-        ProfilingError: the GPU is another one, or does not let its limit be set.
-    """
-    if not note:
-        return None
-    index, before = int(note["gpu_index"]), float(note["power_limit"])
-    if device.name(index) != note["gpu_name"]:
-        raise ProfilingError(
-            f"GPU {index} is a {device.name(index)}; the note of a killed profiler is about a "
-            f"{note['gpu_name']}. Give the right card with CUDA_VISIBLE_DEVICES."
-        )
-    found = device.power_limit(index)
-    if found == before:
-        return None
-    try:
-        device.set_power_limit(index, before)
-    except Exception as error:
-        raise ProfilingError(
-            f"{device.describe(index)}: a killed profiler left the power limit at {found:g} W and "
-            f"it cannot be put back to {before:g} W ({error}). Do it with the rights to."
-        ) from error
-    return (
-        f"{device.describe(index)}: power limit put back from {found:g} W to {before:g} W, which "
-        "a killed profiler had left."
-    )
+        clean = note is not None and put_back(gpu_index, note["power_limit"])
+        lock.release(keep_note=not clean)
 
 
 class _Grid:
@@ -455,12 +342,3 @@ def _warn_about_noise(records: Sequence[Mapping[str, Any]]) -> None:
             TraceWarning,
             stacklevel=3,
         )
-
-
-def _is_whole(value: Any) -> bool:
-    if isinstance(value, bool):
-        return False
-    try:
-        return math.isfinite(value) and int(value) == value
-    except (TypeError, ValueError):
-        return False

@@ -1,0 +1,396 @@
+"""The grid driver: one child process per batch size, and nothing lost whatever happens."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+from zeus_hetero import device, simulation
+from zeus_hetero.errors import ProfilingError
+from zeus_hetero.gpu_lock import GPULock, gpu_lock
+from zeus_hetero.measure import Idle, Windows, measure_idle
+from zeus_hetero.power_guard import (
+    check_permission,
+    check_power_limits,
+    note_of,
+    put_back,
+    restore_from_note,
+)
+from zeus_hetero.profile_folder import ProfileFolder
+from zeus_hetero.profile_progress import ProgressReport
+from zeus_hetero.profile_signals import Interrupted, signals
+from zeus_hetero.profiling import PROFILER, Driver, Progress, check_batch_sizes
+
+# Idle cards draw a tenth to a quarter of their limit; more means that something runs on it.
+_BUSY_RATIO = 0.4
+_SECONDS_TO_END = 15.0
+_LAST_LINES = 15
+_OUT_OF_MEMORY = re.compile(r"out of memory|OutOfMemoryError", re.IGNORECASE)
+
+
+class Process(Protocol):
+    """What the driver needs of a child process; `subprocess.Popen` has it."""
+
+    pid: int
+
+    def poll(self) -> int | None:
+        """Exit status, None while it runs."""
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal."""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """What to profile, with which script, into which folder.
+
+    Attributes:
+        folder: where results go.
+        command: gives the command line of the training script for a batch size and the file
+            that it has to write its trace to (as `zeus_hetero.profile(...).save(file)` does).
+        batch_sizes: samples.
+        power_limits: W.
+        gpu_index: the GPU.
+        windows: how long and how often each point is measured.
+        settings: what the figures depend on, such as arch and data set; a folder is only
+            continued with the same.
+        dataset_size: samples in the training set, where it is known.
+    """
+
+    folder: str | os.PathLike[str]
+    command: Callable[[int, Path], Sequence[str]]
+    batch_sizes: Sequence[int]
+    power_limits: Sequence[int]
+    gpu_index: int = 0
+    windows: Windows = field(default_factory=Windows)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    dataset_size: int | None = None
+
+
+def profile_with_script(
+    grid: Grid,
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    dry_run: bool = False,
+    launch: Callable[..., Process] = subprocess.Popen,
+    out: IO[str] | None = None,
+) -> int:
+    """Profile a training script over batch sizes and power limits.
+
+    Run again after an interruption it does only what is missing.
+
+    Args:
+        grid: what to do.
+        resume: fail if there is nothing to continue; without it a folder is begun or continued.
+        overwrite: delete the results that are in the folder first.
+        dry_run: only print the plan.
+        launch: starts a child process; called like `subprocess.Popen`.
+        out: where to print; stderr by default.
+
+    Returns:
+        Exit status: 0 if all is measured or does not fit into memory, 1 if a batch size failed,
+        128 + n if signal n ended it.
+
+    Raises:
+        ProfilingError: the request is impossible; nothing was run.
+        GPUBusyError: another profiler uses the GPU or the folder.
+    """
+    device.check(grid.gpu_index)
+    sizes = check_batch_sizes(grid.batch_sizes, grid.dataset_size)
+    limits = check_power_limits(grid.gpu_index, grid.power_limits)
+    folder = ProfileFolder(grid.folder)
+    settings = _settings(grid, limits)
+    folder.check(settings, resume=resume, overwrite=overwrite)
+    report = ProgressReport(out or sys.stderr)
+    finished = {} if overwrite else folder.finished(limits)
+    todo = [size for size in sizes if size not in finished]
+    _print_plan(report, grid, sizes, limits, todo)
+    if dry_run:
+        return 0
+    folder.make()
+    run = _Run(grid, folder, limits, report, launch)
+    try:
+        with signals.caught(), _locked(folder, grid, report) as lock:
+            folder.start(settings, overwrite=overwrite)
+            return run.all(todo, lock)
+    except Interrupted as interrupted:
+        report.line(
+            f"Interrupted. {folder.trace_path} holds what is finished; run the same command "
+            "again to go on."
+        )
+        return 128 + interrupted.number
+
+
+def reset(folder: str | os.PathLike[str] | None = None, gpu_index: int = 0) -> str:
+    """Put back the power limit that a killed profiler left changed.
+
+    Args:
+        folder: its profile folder; None to look into the lock file of the GPU.
+        gpu_index: the GPU, if no folder is given.
+
+    Returns:
+        A sentence about what was done.
+
+    Raises:
+        ProfilingError: it could not be put back, or no profile is in the folder.
+        GPUBusyError: the profiler is still running.
+    """
+    if folder is not None and not Path(folder).is_dir():
+        raise ProfilingError(f"{folder}: no such folder; expected a profile folder.")
+    place = ProfileFolder(folder) if folder is not None else None
+    note = place.note() if place else None
+    index = int(note["gpu_index"]) if note else gpu_index
+    lock = gpu_lock(index, device.name(index))
+    lock.acquire()
+    done = False
+    try:
+        sentence = restore_from_note(note or lock.found)
+        done = True
+        if place is not None:
+            place.delete_note()
+    finally:
+        lock.release(keep_note=not done)
+    return sentence or (
+        f"{device.describe(index)}: nothing to put back; its power limit is "
+        f"{device.power_limit(index):g} W."
+    )
+
+
+class _Run:
+    """One run of the driver, under its locks."""
+
+    def __init__(
+        self,
+        grid: Grid,
+        folder: ProfileFolder,
+        limits: tuple[int, ...],
+        report: ProgressReport,
+        launch: Callable[..., Process],
+    ) -> None:
+        self._grid = grid
+        self._folder = folder
+        self._limits = limits
+        self._report = report
+        self._launch = launch
+
+    def all(self, sizes: Sequence[int], lock: GPULock) -> int:
+        gpu = self._grid.gpu_index
+        before = device.power_limit(gpu)
+        check_permission(gpu, self._limits)
+        idle = measure_idle(gpu)
+        self._warn_if_busy(idle)
+        common = {"idle_power": round(idle.power, 3)}
+        failed = []
+        points = len(self._limits) * self._grid.windows.repeats
+        with self._report.bar(len(sizes) * points):
+            for number, size in enumerate(sizes):
+                limit = self._folder.out_of_memory_at()
+                if limit is not None and size >= limit:
+                    self._report.line(
+                        f"batch size {size}: skipped, {limit} did not fit into memory"
+                    )
+                    continue
+                self._report.at(number * points)
+                status = self._child(size, lock, idle, before)
+                if not self._take(size, status):
+                    failed.append(size)
+                self._folder.merge(self._limits, common)
+            # Also when there was nothing to do: the last merge may have been cut short.
+            count = self._folder.merge(self._limits, common)
+        return self._conclude(count, failed)
+
+    def _child(self, size: int, lock: GPULock, idle: Idle, before: float) -> int:
+        """Measure one batch size in a child process; afterwards the power limit is `before`."""
+        command = list(self._grid.command(size, self._folder.result_path(size)))
+        read, write = os.pipe()
+        process = None
+        try:
+            driver = Driver(os.getpid(), write, idle)
+            with self._folder.log_path(size).open("wb") as log, signals.deferred():
+                process = self._launch(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    # The child holds the lock too: should this process be killed, nobody may
+                    # profile before the child has noticed.
+                    pass_fds=(write, lock.fileno()),
+                    # A Ctrl-C is for this process, which then ends the child in order.
+                    start_new_session=True,
+                    env={**os.environ, PROFILER: driver.to_environment()},
+                )
+            return self._follow(process, read)
+        except OSError as error:
+            raise ProfilingError(f"cannot start {command[0]} ({error}).") from None
+        finally:
+            os.close(write)
+            os.close(read)
+            with signals.deferred():
+                if process is not None:
+                    _end(process)
+                put_back(self._grid.gpu_index, before)
+
+    def _follow(self, process: Process, read: int) -> int:
+        """Show progress until the child ends; returns its exit status."""
+        pending = b""
+        while True:
+            status = process.poll()
+            ready, _, _ = select.select([read], [], [], 0.0 if status is not None else 0.05)
+            if ready:
+                pending += os.read(read, 1 << 16)
+                *lines, pending = pending.split(b"\n")
+                for line in lines:
+                    self._report.window(Progress(**json.loads(line)))
+            elif status is not None:
+                return status
+
+    def _take(self, size: int, status: int) -> bool:
+        """Look at what a child left behind; False if its batch size failed."""
+        log = self._folder.log_path(size)
+        text = log.read_text(encoding="utf-8", errors="replace")
+        if status == 0:
+            missing = self._folder.missing(size, self._limits)
+            if missing is None:
+                return True
+            self._report.line(f"batch size {size}: FAILED: {missing}. Log: {log}")
+            return False
+        self._folder.result_path(size).unlink(missing_ok=True)
+        if _OUT_OF_MEMORY.search(text):
+            self._folder.note_out_of_memory(size)
+            self._report.line(
+                f"batch size {size}: does not fit into memory; recorded, larger ones are skipped"
+            )
+            return True
+        how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
+        self._report.line(f"batch size {size}: FAILED: the training script {how}. Log: {log}")
+        for line in text.splitlines()[-_LAST_LINES:]:
+            self._report.line(f"    {line}")
+        return False
+
+    def _warn_if_busy(self, idle: Idle) -> None:
+        gpu = self._grid.gpu_index
+        highest = device.power_range(gpu)[1]
+        if idle.power > _BUSY_RATIO * highest:
+            self._report.line(
+                f"WARNING: {device.describe(gpu)} draws {idle.power:.0f} W before anything was "
+                "started; another process seems to use it, and its work will be measured too."
+            )
+
+    def _conclude(self, count: int, failed: Sequence[int]) -> int:
+        for size, records in self._folder.finished(self._limits).items():
+            noisy = [str(record["power_limit"]) for record in records if record.get("noisy")]
+            if noisy:
+                self._report.line(
+                    f"batch size {size}: noisy at {', '.join(noisy)} W; measure again with more "
+                    "--repeats"
+                )
+        if count:
+            self._report.line(f"{self._folder.trace_path}: {count} batch sizes")
+        if failed:
+            self._report.line(
+                f"Failed: batch sizes {', '.join(map(str, failed))}. Run the same command again "
+                "to repeat them."
+            )
+        elif not count:
+            self._report.line("Nothing was measured: not even the smallest batch size fits.")
+        return 1 if failed or not count else 0
+
+
+def _settings(grid: Grid, limits: tuple[int, ...]) -> dict[str, Any]:
+    """What the figures in a folder depend on, as JSON gives it back."""
+    settings: dict[str, Any] = {
+        "gpu_name": device.name(grid.gpu_index),
+        "power_limits": list(limits),
+        "simulated": simulation.active() is not None,
+        **asdict(grid.windows),
+        **grid.settings,
+    }
+    if settings["simulated"]:
+        # Two simulated GPUs of one name may play different traces.
+        gpus = os.environ[simulation.SIMULATE]
+        settings["simulation"] = hashlib.sha256(gpus.encode()).hexdigest()[:16]
+    return dict(json.loads(json.dumps(settings)))
+
+
+def _print_plan(
+    report: ProgressReport,
+    grid: Grid,
+    sizes: Sequence[int],
+    limits: Sequence[int],
+    todo: Sequence[int],
+) -> None:
+    windows = grid.windows
+    measured = len(todo) * len(limits) * windows.repeats
+    # 0.1 s is the slowest counter; a step of 0.1 s is the guess for what is not known yet.
+    window = max(windows.counter_ticks * 0.1, windows.profile_steps * 0.1)
+    warmup = max(windows.warmup_time, windows.warmup_steps * 0.1)
+    seconds = measured * (window + warmup) + len(todo) * 15
+    report.line(
+        f"{device.describe(grid.gpu_index)}: batch sizes {', '.join(map(str, sizes))} at "
+        f"{', '.join(map(str, limits))} W, {windows.repeats} windows each, into {grid.folder}"
+    )
+    done = len(sizes) - len(todo)
+    report.line(
+        f"To do: {len(todo)} batch sizes{f' ({done} are finished)' if done else ''}, about "
+        f"{seconds / 60:.0f} min if a step takes 0.1 s"
+        f"{'; simulated, so seconds' if simulation.active() else ''}"
+    )
+
+
+@contextmanager
+def _locked(folder: ProfileFolder, grid: Grid, report: ProgressReport) -> Iterator[GPULock]:
+    """Hold the locks, and leave a note while power limits may be changed."""
+    gpu = grid.gpu_index
+    own = folder.lock()
+    own.acquire()
+    try:
+        own.write(str(folder.path), None)
+        lock = gpu_lock(gpu, device.name(gpu))
+        lock.acquire()
+        note = None
+        try:
+            for left in (lock.found, folder.note()):
+                sentence = restore_from_note(left)
+                if sentence:
+                    report.line(sentence)
+            note = note_of(gpu)
+            folder.write_note(note)
+            lock.write(str(folder.path.absolute()), note)
+            yield lock
+        finally:
+            with signals.deferred():
+                clean = note is not None and put_back(gpu, note["power_limit"])
+                if clean:
+                    folder.delete_note()
+                elif note is not None:
+                    report.line(
+                        f"{device.describe(gpu)}: its power limit could not be put back to "
+                        f"{note['power_limit']:g} W; run zeus-hetero reset {folder.path}"
+                    )
+                lock.release(keep_note=not clean)
+    finally:
+        own.release()
+
+
+def _end(process: Process) -> None:
+    """End a child in order, so that it can clean up, and by force if it does not."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        if process.poll() is not None:
+            return
+        process.send_signal(number)
+        deadline = time.monotonic() + _SECONDS_TO_END
+        while process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.01)
