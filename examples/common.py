@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -149,47 +149,57 @@ class TrainingStep:
     """
 
     def __init__(self, args: argparse.Namespace, workload: Workload) -> None:
-        import torch
-
+        self._args = args
+        self._workload = workload
         self._simulated = simulation.active()
-        self._gpu = args.gpu
-        self._device = torch.device("cpu" if self._simulated else f"cuda:{args.gpu}")
-        self._model = build_model(args, workload).to(self._device)
-        self._optimizer = torch.optim.SGD(self._model.parameters(), lr=0.1, momentum=0.9)
-        self._loss = torch.nn.CrossEntropyLoss().to(self._device)
-        dataset = training_set(args, workload)
-        self._loader = torch.utils.data.DataLoader(
-            dataset,
-            batch_size=2 if self._simulated else args.batch_size,
-            shuffle=True,
-            num_workers=0 if self._simulated else args.num_workers,
-            pin_memory=not self._simulated,
-            drop_last=True,
-        )
-        self._batches = self._endless()
-        self._ran = False
+        self._train: Callable[[], None] | None = None
 
     def __call__(self, batch_size: int) -> None:
         """Run one step."""
-        if self._simulated is None:
+        first = self._train is None
+        if self._train is None:
+            # Not before: the profiler first looks at the GPU while nothing is on it.
+            self._train = build_training_step(self._args, self._workload)
+        if self._simulated is None or first:
             self._train()
-            return
-        if not self._ran:
-            self._train()
-            self._ran = True
-        self._simulated[self._gpu].run_step(batch_size)
+        if self._simulated is not None:
+            self._simulated[self._args.gpu].run_step(batch_size)
 
-    def _train(self) -> None:
-        images, labels = next(self._batches)
-        images = images.to(self._device, non_blocking=True)
-        labels = labels.to(self._device, non_blocking=True)
-        self._optimizer.zero_grad(set_to_none=True)
-        self._loss(self._model(images), labels).backward()
-        self._optimizer.step()
 
-    def _endless(self) -> Iterator:
-        while True:
-            yield from self._loader
+def build_training_step(args: argparse.Namespace, workload: Workload) -> Callable[[], None]:
+    """A training step on the next batch of `--batch_size` (2 on a simulated GPU)."""
+    import torch
+
+    on_cpu = simulation.active() is not None
+    device = torch.device("cpu" if on_cpu else f"cuda:{args.gpu}")
+    model = build_model(args, workload).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    loss = torch.nn.CrossEntropyLoss().to(device)
+    loader = torch.utils.data.DataLoader(
+        training_set(args, workload),
+        batch_size=2 if on_cpu else args.batch_size,
+        shuffle=True,
+        num_workers=0 if on_cpu else args.num_workers,
+        pin_memory=not on_cpu,
+        drop_last=True,
+    )
+    batches = endless(loader)
+
+    def train() -> None:
+        images, labels = next(batches)
+        images = images.to(device, non_blocking=True)
+        labels = labels.to(device, non_blocking=True)
+        optimizer.zero_grad(set_to_none=True)
+        loss(model(images), labels).backward()
+        optimizer.step()
+
+    return train
+
+
+def endless(loader: Iterable) -> Iterator:
+    """One epoch after the other, so that no window is cut short."""
+    while True:
+        yield from loader
 
 
 def profile_training_step(args: argparse.Namespace, workload: Workload) -> None:

@@ -438,7 +438,8 @@ def test_interrupted_driver_ends_its_child_and_puts_the_limit_back(state, tmp_pa
     assert not (tmp_path / "p" / "restore.json").exists()
 
 
-def test_second_driver_on_the_gpu_stops_even_while_only_a_child_is_left(state, tmp_path):
+def test_second_driver_on_the_gpu_or_the_folder_stops(state, tmp_path, monkeypatch):
+    monkeypatch.setattr("zeus_hetero.gpu_lock.PATIENCE", 0.1)
     driver = start_driver(tmp_path / "p")
     with simulation.use("T4"), pytest.raises(GPUBusyError, match=f"process {driver.pid} "):
         run(tmp_path / "q")
@@ -540,15 +541,17 @@ def test_sigkill_at_twenty_random_moments_and_a_second_run_give_the_undisturbed_
 def test_disk_full_while_writing_loses_nothing_and_is_one_clear_error(state, tmp_path):
     resource = pytest.importorskip("resource")
     folder = tmp_path / "p"
+    with simulation.use("T4"):
+        run(tmp_path / "other", sizes=[32])
+    one = (tmp_path / "other" / "profiling.json").stat().st_size
     pid = os.fork()
     if not pid:
         status = 99
         try:
-            # Files may not grow beyond 2,000 bytes: the results of one batch size fit, the
-            # merged trace of two does not.
-            resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
+            # The results of one batch size fit into a file, those of two do not.
+            resource.setrlimit(resource.RLIMIT_FSIZE, (one * 3 // 2, one * 3 // 2))
             with simulation.use("T4"):
-                run(folder, sizes=[32, 64, 128], limits=[70, 65, 60])
+                run(folder, sizes=[32, 64, 128])
         except ProfilingError as error:
             status = 7 if "cannot be written" in str(error) and "kept" in str(error) else 98
         finally:
@@ -556,9 +559,9 @@ def test_disk_full_while_writing_loses_nothing_and_is_one_clear_error(state, tmp
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
     assert list(trace_in(folder)) == ["32"]
     assert limit_in(state) == BEFORE
-    assert not [p for p in os.listdir(folder) if p.startswith(".profiling")]
+    assert not [name for name in os.listdir(folder) if name.startswith(".profiling")]
     with simulation.use("T4"):
-        status, text = run(folder, sizes=[32, 64, 128], limits=[70, 65, 60])
+        status, text = run(folder, sizes=[32, 64, 128])
     assert status == 0
     assert "To do: 1 batch sizes (2 are finished)" in text
     assert list(trace_in(folder)) == ["32", "64", "128"]

@@ -23,6 +23,10 @@ LOCK_FOLDER = "ZEUS_HETERO_LOCK_FOLDER"
 """Environment variable with another folder than /tmp/zeus-hetero, where all users may write."""
 
 
+PATIENCE = 3.0
+"""s to wait for a holder that is just about to die: a child whose driver was killed."""
+
+
 class GPULock:
     """Exclusive use of one GPU by a profiler, from `acquire` to `release`.
 
@@ -40,11 +44,8 @@ class GPULock:
         self._what = what
         self._file: int | None = None
 
-    def acquire(self, patience: float = 3.0) -> None:
-        """Take the lock.
-
-        Args:
-            patience: s to wait for a holder that is just about to die.
+    def acquire(self) -> None:
+        """Take the lock, waiting `PATIENCE` at most.
 
         Raises:
             GPUBusyError: another process holds it, or the file cannot be opened.
@@ -57,7 +58,7 @@ class GPULock:
                 f"{self._what}: lock file {self.path} cannot be opened ({error}). Set "
                 f"{LOCK_FOLDER} to a folder where all users of this GPU may write."
             ) from None
-        deadline = time.monotonic() + patience
+        deadline = time.monotonic() + PATIENCE
         while True:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -116,6 +116,8 @@ class Meter:
 
     def _warm_up(self, step: Callable[[], object]) -> float:
         """Run until steps and time suffice; returns the time of a step at the end, s."""
+        # The first step may build the model and tune kernels: no measure of the others.
+        step()
         steps, elapsed = self._windows.warmup_steps, 0.0
         while True:
             window = self._run(step, steps)
