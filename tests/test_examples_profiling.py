@@ -45,21 +45,23 @@ def run(script, *arguments, cwd):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("dataset", "gpu", "arch", "limits"),
+    ("dataset", "gpu", "arch", "limits", "sizes"),
     [
-        ("cifar100", "T4", "shufflenet_v2_x1_0", [70, 60]),
-        ("imagenet", "A10", "resnet18", [300, 100]),
+        ("cifar100", "T4", "shufflenet_v2_x1_0", [70, 60], [64, 32]),
+        ("imagenet", "A10", "resnet18", [300, 100], [32]),
     ],
 )
-def test_profiling_on_a_simulated_gpu_gives_its_trace_back(tmp_path, dataset, gpu, arch, limits):
-    flags = ["--profile_folder", "p", "--epochs", 1, "--batch_sizes", 64, 32]
+def test_profiling_on_a_simulated_gpu_gives_its_trace_back(
+    tmp_path, dataset, gpu, arch, limits, sizes
+):
+    flags = ["--profile_folder", "p", "--epochs", 1, "--batch_sizes", *sizes]
     flags += ["--power_limits", *limits, "--warmup_steps", 10, "--profile_steps", 40]
     done = run(f"{dataset}/run_profiling.py", *flags, "--simulate", gpu, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("SIMULATED") == 1
     measured = load_trace(tmp_path / "p" / "profiling.json")
     truth = bundled_trace(gpu, dataset)
-    chosen = np.isin(truth.batch_size, [32, 64]) & np.isin(truth.power_limit, limits)
+    chosen = np.isin(truth.batch_size, sizes) & np.isin(truth.power_limit, limits)
     np.testing.assert_allclose(measured.time, truth.time[chosen], rtol=1e-9)
     np.testing.assert_allclose(measured.energy, truth.energy[chosen], rtol=0.02)
     assert (measured.gpu, measured.workload) == (gpu, f"{dataset}/{arch}")

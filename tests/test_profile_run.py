@@ -365,6 +365,8 @@ def test_noisy_points_are_named(state, tmp_path):
     assert "batch size 32: noisy at 70, 60 W" in text
 
 
+# The bar has a thread that redraws it; the forked child never touches it.
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 def test_on_a_terminal_there_is_a_bar_with_time_left_and_the_last_measurement(t4, tmp_path):
     class Terminal(io.StringIO):
         def isatty(self):
@@ -509,6 +511,7 @@ def forked_run(folder, sizes):
         os._exit(status)
 
 
+@pytest.mark.slow
 def test_sigkill_at_twenty_random_moments_and_a_second_run_give_the_undisturbed_trace(
     state, tmp_path
 ):

@@ -71,6 +71,7 @@ def test_repeats_bring_three_percent_of_noise_under_one_and_a_half():
     assert 0.005 < statistics.median(errors["energy"]) < 0.015
 
 
+@pytest.mark.filterwarnings("ignore::zeus_hetero.TraceWarning")
 def test_single_windows_would_not_bring_the_noise_down():
     truth = bundled_trace("A10")
     with simulation.use(simulated_gpu("A10", noise=0.03)) as gpus:
