@@ -11,14 +11,14 @@ import pytest
 
 from zeus_hetero import GPUBusyError, simulation
 from zeus_hetero.gpu_lock import GPULock, gpu_lock, lock_folder
+from zeus_hetero.profiled_gpu import ProfiledGPU
 
 HOLDER = """
 import sys, time
 from pathlib import Path
 from zeus_hetero.gpu_lock import GPULock
-lock = GPULock(Path(sys.argv[1]), "GPU")
+lock = GPULock(Path(sys.argv[1]), "GPU", "someone")
 lock.acquire()
-lock.write("someone", {"power_limit": 70})
 print("held", flush=True)
 time.sleep(60)
 """
@@ -42,42 +42,27 @@ def holder(tmp_path):
 def test_second_holder_is_told_who_the_first_is(holder, tmp_path, monkeypatch):
     monkeypatch.setattr("zeus_hetero.gpu_lock.PATIENCE", 0.1)
     with pytest.raises(GPUBusyError, match=rf"GPU is in use.*process {holder.pid} \(someone\)"):
-        GPULock(tmp_path / "a.lock", "GPU").acquire()
+        GPULock(tmp_path / "a.lock", "GPU", "me").acquire()
 
 
-def test_lock_of_a_killed_holder_is_free_and_its_note_is_found(holder, tmp_path):
+def test_lock_of_a_killed_holder_is_free(holder, tmp_path):
     holder.kill()
     holder.wait()
-    lock = GPULock(tmp_path / "a.lock", "GPU")
+    lock = GPULock(tmp_path / "a.lock", "GPU", "me")
     lock.acquire()
-    assert lock.found == {"power_limit": 70}
     lock.release()
 
 
 def test_waits_for_a_holder_that_is_about_to_end(holder, tmp_path):
     subprocess.Popen(["sh", "-c", f"sleep 0.5; kill -9 {holder.pid}"]).wait()
-    GPULock(tmp_path / "a.lock", "GPU").acquire()
-
-
-def test_release_in_order_leaves_no_note_but_can_keep_one(tmp_path):
-    for keep, expected in ((True, {"power_limit": 70}), (False, None)):
-        lock = GPULock(tmp_path / "b.lock", "GPU")
-        lock.acquire()
-        lock.write("me", {"power_limit": 70})
-        lock.release(keep_note=keep)
-        again = GPULock(tmp_path / "b.lock", "GPU")
-        again.acquire()
-        assert again.found == expected
-        again.release()
+    GPULock(tmp_path / "a.lock", "GPU", "me").acquire()
 
 
 @pytest.mark.parametrize("content", ["", "{", "[1]", '{"pid": 1'])
 def test_damaged_lock_file_is_no_obstacle(tmp_path, content):
     (tmp_path / "c.lock").write_text(content)
-    lock = GPULock(tmp_path / "c.lock", "GPU")
+    lock = GPULock(tmp_path / "c.lock", "GPU", "me")
     lock.acquire()
-    assert lock.found is None
-    lock.write("me", None)
     assert json.loads((tmp_path / "c.lock").read_text())["pid"] == os.getpid()
     lock.release()
 
@@ -85,14 +70,14 @@ def test_damaged_lock_file_is_no_obstacle(tmp_path, content):
 def test_lock_file_that_cannot_be_opened_says_which_variable_to_set(tmp_path):
     (tmp_path / "folder.lock").mkdir()
     with pytest.raises(GPUBusyError, match="ZEUS_HETERO_LOCK_FOLDER"):
-        GPULock(tmp_path / "folder.lock", "GPU").acquire()
+        GPULock(tmp_path / "folder.lock", "GPU", "me").acquire()
 
 
 def test_link_in_place_of_a_lock_file_is_not_followed(tmp_path):
     (tmp_path / "victim").write_text("precious")
     (tmp_path / "d.lock").symlink_to(tmp_path / "victim")
     with pytest.raises(GPUBusyError):
-        GPULock(tmp_path / "d.lock", "GPU").acquire()
+        GPULock(tmp_path / "d.lock", "GPU", "me").acquire()
     assert (tmp_path / "victim").read_text() == "precious"
 
 
@@ -100,7 +85,7 @@ def test_place_is_shared_by_all_users_of_a_real_gpu(tmp_path, monkeypatch):
     monkeypatch.delenv("ZEUS_HETERO_LOCK_FOLDER", raising=False)
     assert str(lock_folder()) == "/tmp/zeus-hetero"
     monkeypatch.setenv("ZEUS_HETERO_LOCK_FOLDER", str(tmp_path / "shared"))
-    lock = GPULock(lock_folder() / "gpu-0.lock", "GPU")
+    lock = GPULock(lock_folder() / "gpu-0.lock", "GPU", "me")
     lock.acquire()
     assert (tmp_path / "shared").stat().st_mode & 0o777 == 0o777
     lock.release()
@@ -108,7 +93,7 @@ def test_place_is_shared_by_all_users_of_a_real_gpu(tmp_path, monkeypatch):
 
 def test_every_gpu_has_its_own_lock():
     with simulation.use("A10", "T4"):
-        first, second = gpu_lock(0, "A10"), gpu_lock(1, "T4")
+        first, second = (gpu_lock(ProfiledGPU(n), "me") for n in (0, 1))
         first.acquire()
         second.acquire()
         first.release()

@@ -24,7 +24,9 @@ from zeus_hetero import (
     simulation,
 )
 from zeus_hetero.bundled import BUNDLED_GPUS, BUNDLED_WORKLOADS, bundled_trace
+from zeus_hetero.errors import DeviceError, PowerLimitError, PowerLimitPermissionError
 from zeus_hetero.measure import Windows, measure_idle, measure_wait
+from zeus_hetero.profiled_gpu import ProfiledGPU
 from zeus_hetero.profiling import check_batch_sizes
 from zeus_hetero.simulation import (
     CounterReset,
@@ -136,10 +138,11 @@ def test_warm_up_lasts_for_the_time_asked_for():
 def test_idle_and_wait_power_are_measured_and_so_is_the_counters_period():
     gpu = simulated_gpu("A10", counter_period=0.05)
     with simulation.use(gpu):
-        idle = measure_idle(0)
+        card = ProfiledGPU(0)
+        idle = measure_idle(card)
         assert idle.power == pytest.approx(16, rel=0.02)
         assert idle.counter_period == pytest.approx(0.05, rel=0.1)
-        assert measure_wait(0) == pytest.approx(55, rel=0.02)
+        assert measure_wait(card) == pytest.approx(55, rel=0.02)
 
 
 def test_limits_are_walked_down_and_up_in_turn():
@@ -165,7 +168,7 @@ def test_limits_are_walked_down_and_up_in_turn():
 )
 def test_impossible_power_limits_are_refused_before_anything_runs(limits, message):
     with simulation.use("T4") as gpus:
-        with pytest.raises(ProfilingError) as caught:
+        with pytest.raises(PowerLimitError) as caught:
             profile(gpus[0].run_step, [32], limits)
         assert gpus[0].steps == 0
     assert message in str(caught.value)
@@ -205,21 +208,19 @@ def test_gpu_that_is_not_there_is_refused():
 
 
 def test_without_any_gpu_the_message_offers_a_simulated_one(monkeypatch):
-    import zeus.device.gpu
-    from zeus.device.gpu.common import EmptyGPUs, ZeusGPUInitError
+    from zeus.device.gpu.common import ZeusGPUInitError
 
     def none(ensure_homogeneous=False):
         raise ZeusGPUInitError("no driver")
 
-    monkeypatch.setattr("zeus_hetero.device.get_gpus", none)
-    assert not isinstance(zeus.device.gpu._gpus, EmptyGPUs)
-    with pytest.raises(ProfilingError, match="--simulate T4"):
+    monkeypatch.setattr("zeus.device.get_gpus", none)
+    with pytest.raises(DeviceError, match="use simulated GPUs"):
         profile(lambda size: None, [32], [70])
 
 
 def test_missing_permission_is_found_before_the_first_step_and_says_what_to_run():
     with simulation.use(simulated_gpu("T4", faults=[NoPermission()])) as gpus:
-        with pytest.raises(ProfilingError, match=r"--cap-add SYS_ADMIN.*zeusd"):
+        with pytest.raises(PowerLimitPermissionError, match=r"--cap-add SYS_ADMIN.*zeusd"):
             profile(gpus[0].run_step, [32], [70, 60])
         assert gpus[0].steps == 0
 
@@ -227,7 +228,7 @@ def test_missing_permission_is_found_before_the_first_step_and_says_what_to_run(
 def test_limit_that_the_driver_rejects_is_found_before_the_first_step():
     with simulation.use(simulated_gpu("T4", faults=[LimitRejected((60,))])) as gpus:
         gpus[0].set_power_management_limit(66_000)
-        with pytest.raises(ProfilingError, match="60 W is refused"):
+        with pytest.raises(PowerLimitError, match="refuses a power limit of 60 W"):
             profile(gpus[0].run_step, [32], [70, 60])
         assert (gpus[0].steps, gpus[0].power_limit) == (0, 66)
 
@@ -309,7 +310,8 @@ def busy_profiler(tmp_path):
     process = subprocess.Popen(
         [sys.executable, "-c", SCRIPT], env=environment, stdout=subprocess.PIPE, text=True
     )
-    assert process.stdout.readline() == "stepping\n"
+    # Zeus 0.12 prints its log before.
+    assert any(line == "stepping\n" for line in process.stdout)
     yield process
     process.kill()
     process.wait()

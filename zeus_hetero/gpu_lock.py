@@ -1,9 +1,4 @@
-"""One profiler per GPU: a lock that the kernel releases when its holder dies.
-
-The lock file also carries a note: which power limit was in force before the profiler changed it.
-A holder that ends in order deletes the note; one that was killed leaves it for the next holder,
-or for `zeus-hetero reset`, to put the limit back.
-"""
+"""One profiler per GPU: a lock that the kernel releases when its holder dies."""
 
 from __future__ import annotations
 
@@ -15,9 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from zeus.device import get_gpus
-
 from zeus_hetero.errors import GPUBusyError
+from zeus_hetero.profiled_gpu import ProfiledGPU
 
 LOCK_FOLDER = "ZEUS_HETERO_LOCK_FOLDER"
 """Environment variable with another folder than /tmp/zeus-hetero, where all users may write."""
@@ -33,15 +27,13 @@ class GPULock:
     Args:
         path: the lock file, made if it is not there.
         what: what is locked, for messages.
-
-    Attributes:
-        found: the note that an earlier holder left because it was killed; None otherwise.
+        owner: who locks it, for the messages of others.
     """
 
-    def __init__(self, path: Path, what: str) -> None:
+    def __init__(self, path: Path, what: str, owner: str) -> None:
         self.path = path
-        self.found: dict[str, Any] | None = None
         self._what = what
+        self._owner = owner
         self._file: int | None = None
 
     def acquire(self) -> None:
@@ -75,20 +67,19 @@ class GPULock:
                     ) from None
                 time.sleep(0.05)
         self._file = file
-        self.found = _read(file).get("note")
+        self._write({"pid": os.getpid(), "owner": self._owner})
 
-    def write(self, owner: str, note: Mapping[str, Any] | None) -> None:
-        """Say who holds the lock, and what has to be put back if the holder is killed."""
-        assert self._file is not None, "acquire() comes first"
-        _write(self._file, {"pid": os.getpid(), "owner": owner, "note": note})
-
-    def release(self, *, keep_note: bool = False) -> None:
-        """Give the lock back; the file stays, empty unless the note is still of use."""
+    def release(self) -> None:
+        """Give the lock back; the file stays, empty."""
         if self._file is not None:
-            if not keep_note:
-                _write(self._file, {})
+            self._write({})
             os.close(self._file)
             self._file = None
+
+    def _write(self, content: Mapping[str, Any]) -> None:
+        assert self._file is not None
+        os.ftruncate(self._file, 0)
+        os.pwrite(self._file, json.dumps(content).encode(), 0)
 
     def fileno(self) -> int:
         """The descriptor, for a child process that is to hold the lock too."""
@@ -96,17 +87,9 @@ class GPULock:
         return self._file
 
 
-def gpu_lock(gpu_index: int, name: str) -> GPULock:
-    """The lock of one of this process's GPUs.
-
-    Args:
-        gpu_index: its number for Zeus, which is that for CUDA.
-        name: of its model, for messages.
-    """
-    # Zeus's `gpu_index` of the GPU object counts all cards of the machine, whatever
-    # CUDA_VISIBLE_DEVICES says.
-    number = get_gpus().gpus[gpu_index].gpu_index
-    return GPULock(lock_folder() / f"gpu-{number}.lock", f"GPU {gpu_index} ({name})")
+def gpu_lock(gpu: ProfiledGPU, owner: str) -> GPULock:
+    """The lock of a GPU, the same for all processes that see it, by whatever number."""
+    return GPULock(lock_folder() / f"gpu-{gpu.number}.lock", str(gpu), owner)
 
 
 def lock_folder() -> Path:
@@ -133,12 +116,3 @@ def _read(file: int) -> dict[str, Any]:
     except ValueError:  # Written by half when its holder was killed, or not ours.
         return {}
     return content if isinstance(content, dict) else {}
-
-
-def _write(file: int, content: Mapping[str, Any]) -> None:
-    text = json.dumps(content).encode()
-    # Padded rather than truncated first: no moment at which a killed holder leaves no note.
-    old = os.fstat(file).st_size
-    os.pwrite(file, text.ljust(old), 0)
-    os.ftruncate(file, len(text))
-    os.fsync(file)

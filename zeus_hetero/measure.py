@@ -13,8 +13,9 @@ from typing import Any
 
 from zeus.monitor import ZeusMonitor
 
-from zeus_hetero import device, simulation
+from zeus_hetero import simulation
 from zeus_hetero.errors import ProfilingError
+from zeus_hetero.profiled_gpu import ProfiledGPU
 
 _WATCH_SECONDS = 2.0
 _PATIENCE_SECONDS = 30.0
@@ -78,16 +79,16 @@ class Meter:
     """Measures training steps on one GPU with Zeus's monitor.
 
     Args:
-        gpu_index: its number.
+        gpu: the GPU.
         windows: how long and how often.
         idle: measured before anything runs.
     """
 
-    def __init__(self, gpu_index: int, windows: Windows, idle: Idle) -> None:
-        self._gpu = gpu_index
+    def __init__(self, gpu: ProfiledGPU, windows: Windows, idle: Idle) -> None:
+        self._gpu = gpu
         self._windows = windows
         self._idle = idle
-        self._monitor = ZeusMonitor(gpu_indices=[gpu_index], cpu_indices=[])
+        self._monitor = ZeusMonitor(gpu_indices=[gpu.index], cpu_indices=[])
 
     def measure(self, step: Callable[[], object]) -> Window:
         """Warm up and measure one window.
@@ -107,10 +108,10 @@ class Meter:
                 return window
             step_time = window.time / window.steps
         raise ProfilingError(
-            f"{device.describe(self._gpu)}: {_ATTEMPTS} windows in a row were unusable, the last "
+            f"{self._gpu}: {_ATTEMPTS} windows in a row were unusable, the last "
             f"with {window.energy:.3f} J in {window.time:.3f} s; expected {wanted:.2f} s at "
             f"between {self._idle.power / 2:.0f} W and "
-            f"{_PLAUSIBLE_POWER_RATIO * device.power_range(self._gpu)[1]:.0f} W. "
+            f"{_PLAUSIBLE_POWER_RATIO * self._gpu.power_range[1]:.0f} W. "
             "Is the energy counter of this GPU reset or shared (MIG, virtual GPU)?"
         )
 
@@ -124,7 +125,7 @@ class Meter:
             elapsed += window.time
             if window.time <= 0:
                 raise ProfilingError(
-                    f"{device.describe(self._gpu)}: {steps} steps took no time. On a simulated GPU "
+                    f"{self._gpu}: {steps} steps took no time. On a simulated GPU "
                     "the step has to call simulation.active()[gpu].run_step(batch_size)."
                 )
             step_time = window.time / steps
@@ -146,25 +147,25 @@ class Meter:
             # Warm-up may be shorter than a movement of the counter; windows are checked.
             warnings.filterwarnings("ignore", message="The energy consumption of one or more")
             measured = self._monitor.end_window("zeus_hetero")
-        return Window(steps, measured.time, measured.gpu_energy[self._gpu])
+        return Window(steps, measured.time, measured.gpu_energy[self._gpu.index])
 
     def _is_sound(self, window: Window) -> bool:
         power = window.energy / window.time if window.time > 0 else 0.0
-        highest = _PLAUSIBLE_POWER_RATIO * device.power_range(self._gpu)[1]
+        highest = _PLAUSIBLE_POWER_RATIO * self._gpu.power_range[1]
         return self._idle.power / 2 < power <= highest
 
 
-def measure_idle(gpu_index: int) -> Idle:
+def measure_idle(gpu: ProfiledGPU) -> Idle:
     """Measure the power of an idle GPU, and how often its energy counter moves (about 2 s).
 
     Raises:
         ProfilingError: the counter does not move.
     """
-    power, period = _watch(gpu_index, lambda: sleep(_POLL_SECONDS))
+    power, period = _watch(gpu, lambda: sleep(_POLL_SECONDS))
     return Idle(power, period)
 
 
-def measure_wait(gpu_index: int) -> float | None:
+def measure_wait(gpu: ProfiledGPU) -> float | None:
     """Measure what the GPU draws while it waits for other GPUs (about 2 s).
 
     A collective waits in a small kernel that spins, so that is what runs here.
@@ -175,32 +176,32 @@ def measure_wait(gpu_index: int) -> float | None:
     simulated = simulation.active()
     torch: Any = sys.modules.get("torch")
     if simulated is not None:
-        gpu = simulated[gpu_index]
-        return _watch(gpu_index, lambda: gpu.wait_until(gpu.clock + _POLL_SECONDS))[0]
+        card = simulated[gpu.index]
+        return _watch(gpu, lambda: card.wait_until(card.clock + _POLL_SECONDS))[0]
     if torch is None or not torch.cuda.is_available():
         return None
 
     def spin() -> None:
-        with torch.cuda.device(gpu_index):
+        with torch.cuda.device(gpu.index):
             torch.cuda._sleep(_SPIN_CYCLES)
             torch.cuda.synchronize()
 
-    return _watch(gpu_index, spin)[0]
+    return _watch(gpu, spin)[0]
 
 
-def _watch(gpu_index: int, pass_time: Callable[[], object]) -> tuple[float, float]:
+def _watch(gpu: ProfiledGPU, pass_time: Callable[[], object]) -> tuple[float, float]:
     """Watch the energy counter: power (W) and time between two movements (s)."""
-    begin, last = _now(), device.energy(gpu_index)
+    begin, last = _now(), gpu.energy()
     moved: list[tuple[float, float]] = []
     while _now() < begin + _WATCH_SECONDS or len(moved) < 3:
         pass_time()
-        reading = device.energy(gpu_index)
+        reading = gpu.energy()
         if reading != last:
             moved.append((_now(), reading))
             last = reading
         if _now() > begin + _PATIENCE_SECONDS:
             raise ProfilingError(
-                f"{device.describe(gpu_index)}: its energy counter moved {len(moved)} times in "
+                f"{gpu}: its energy counter moved {len(moved)} times in "
                 f"{_PATIENCE_SECONDS:.0f} s; expected a movement every 0.02 to 0.1 s. Energy "
                 "cannot be measured on this GPU."
             )

@@ -13,16 +13,26 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from zeus_hetero.errors import ProfilingError, TraceError
 from zeus_hetero.gpu_lock import GPULock
+from zeus_hetero.restore import (
+    PreviousLimit,
+    note_folder,
+    repair_from_notes,
+    restore_from_note,
+    write_note,
+)
 from zeus_hetero.trace import format_records, load_trace, write_text_atomically
+
+if TYPE_CHECKING:
+    from zeus.device.gpu.common import GPUs
 
 _SETTINGS = "settings.json"
 _TRACE = "profiling.json"
-_NOTE = "restore.json"
 _NO_MEMORY = "out_of_memory.json"
 _LOCK = ".lock"
 
@@ -52,7 +62,7 @@ class ProfileFolder:
 
     def lock(self) -> GPULock:
         """The lock that keeps two runs from sharing the folder."""
-        return GPULock(self.path / _LOCK, f"profile folder {self.path}")
+        return GPULock(self.path / _LOCK, f"profile folder {self.path}", str(self.path))
 
     def check(self, settings: Mapping[str, Any], *, resume: bool, overwrite: bool) -> None:
         """Check that a profile with these settings may go on or begin here; changes nothing.
@@ -156,19 +166,50 @@ class ProfileFolder:
             return None
         return list(records)
 
-    # -- the note for a repair ---------------------------------------------------------------
+    # -- notes for a repair ------------------------------------------------------------------
 
-    def note(self) -> dict[str, Any] | None:
-        """What a killed run left to be put back."""
-        return self._read(_NOTE)
+    @property
+    def note_path(self) -> Path:
+        """Where the driver writes the power limit to put back."""
+        return self.path / "restore.json"
 
-    def write_note(self, note: Mapping[str, Any]) -> None:
-        """Say what to put back if this process is killed."""
-        self._write(_NOTE, json.dumps(dict(note)) + "\n")
+    def write_note(self, previous: PreviousLimit, gpus: GPUs) -> None:
+        """Say what to put back if this process is killed.
 
-    def delete_note(self) -> None:
+        The note is in the folder, which may be all that outlives a container; a link in
+        `restore.note_folder` leads other runs on this machine to it.
+        """
+        link = note_folder() / f"limits-{os.getpid()}-folder.json"
+        try:
+            write_note(self.note_path, [previous], gpus)
+        except OSError as error:
+            raise ProfilingError(f"{self.note_path}: cannot be written ({error}).") from None
+        with suppress(OSError):  # Some file systems know no links; the note itself is there.
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.unlink(missing_ok=True)
+            link.symlink_to(self.note_path.absolute())
+
+    def delete_notes(self) -> None:
         """Everything is put back."""
-        (self.path / _NOTE).unlink(missing_ok=True)
+        self.note_path.unlink(missing_ok=True)
+        for link in note_folder().glob("limits-*-folder.json"):
+            if link.is_symlink() and not link.exists():
+                link.unlink(missing_ok=True)
+
+    def repair(self) -> tuple[PreviousLimit, ...]:
+        """Put back what the notes of a killed run say.
+
+        Raises:
+            DeviceError: that run is still going, or the GPU is not this one.
+            PowerLimitPermissionError: this process may not set power limits.
+        """
+        if not self.note_path.exists():
+            return ()
+        restored = restore_from_note(self.note_path)
+        # The child has left one of its own, with the same limit.
+        repair_from_notes(gpus=[entry.gpu for entry in restored])
+        self.delete_notes()
+        return restored
 
     # -- inside ------------------------------------------------------------------------------
 
@@ -216,6 +257,12 @@ class ProfileFolder:
         for pattern in (_TRACE, _SETTINGS, _NO_MEMORY, "batch_*.json", "batch_*.log"):
             for path in self.path.glob(pattern):
                 path.unlink()
+
+
+def delete_notes_of(pid: int) -> None:
+    """Delete the notes of a process that is gone and whose power limits are put back."""
+    for path in note_folder().glob(f"limits-{pid}-*.json"):
+        path.unlink(missing_ok=True)
 
 
 def _check_same(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:

@@ -12,26 +12,26 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-from zeus_hetero import device, simulation
+from zeus_hetero import simulation
 from zeus_hetero.errors import ProfilingError
 from zeus_hetero.gpu_lock import GPULock, gpu_lock
 from zeus_hetero.measure import Idle, Windows, measure_idle
-from zeus_hetero.power_guard import (
-    check_permission,
-    check_power_limits,
-    note_of,
-    put_back,
-    restore_from_note,
-)
-from zeus_hetero.profile_folder import ProfileFolder
+from zeus_hetero.profile_folder import ProfileFolder, delete_notes_of
 from zeus_hetero.profile_progress import ProgressReport
 from zeus_hetero.profile_signals import Interrupted, signals
+from zeus_hetero.profiled_gpu import ProfiledGPU
 from zeus_hetero.profiling import PROFILER, Driver, Progress, check_batch_sizes
+from zeus_hetero.restore import (
+    PreviousLimit,
+    note_folder,
+    repair_from_notes,
+    restore_from_note,
+)
 
 # Idle cards draw a tenth to a quarter of their limit; more means that something runs on it.
 _BUSY_RATIO = 0.4
@@ -106,24 +106,27 @@ def profile_with_script(
 
     Raises:
         ProfilingError: the request is impossible; nothing was run.
+        PowerLimitError: the GPU does not support a power limit.
+        PowerLimitPermissionError: this process may not set power limits.
+        DeviceError: there is no GPU.
         GPUBusyError: another profiler uses the GPU or the folder.
     """
-    device.check(grid.gpu_index)
+    gpu = ProfiledGPU(grid.gpu_index)
     sizes = check_batch_sizes(grid.batch_sizes, grid.dataset_size)
-    limits = check_power_limits(grid.gpu_index, grid.power_limits)
+    limits = gpu.check_power_limits(grid.power_limits)
     folder = ProfileFolder(grid.folder)
-    settings = _settings(grid, limits)
+    settings = _settings(grid, gpu, limits)
     folder.check(settings, resume=resume, overwrite=overwrite)
     report = ProgressReport(out or sys.stderr)
     finished = {} if overwrite else folder.finished(limits)
     todo = [size for size in sizes if size not in finished]
-    _print_plan(report, grid, sizes, limits, todo)
+    _print_plan(report, grid, gpu, sizes, limits, todo)
     if dry_run:
         return 0
     folder.make()
-    run = _Run(grid, folder, limits, report, launch)
+    run = _Run(grid, gpu, folder, limits, report, launch)
     try:
-        with signals.caught(), _locked(folder, grid, report) as lock:
+        with signals.caught(), _locked(folder, gpu, report) as lock:
             folder.start(settings, overwrite=overwrite)
             return run.all(todo, lock)
     except Interrupted as interrupted:
@@ -134,39 +137,33 @@ def profile_with_script(
         return 128 + interrupted.number
 
 
-def reset(folder: str | os.PathLike[str] | None = None, gpu_index: int = 0) -> str:
-    """Put back the power limit that a killed profiler left changed.
+def reset(folder: str | os.PathLike[str] | None = None) -> str:
+    """Put back the power limits that killed runs left changed.
 
     Args:
-        folder: its profile folder; None to look into the lock file of the GPU.
-        gpu_index: the GPU, if no folder is given.
+        folder: a profile folder; None for all runs on this machine that left a note.
 
     Returns:
         A sentence about what was done.
 
     Raises:
-        ProfilingError: it could not be put back, or no profile is in the folder.
-        GPUBusyError: the profiler is still running.
+        DeviceError: the run is still going, or its GPU is not here.
+        PowerLimitPermissionError: this process may not set power limits.
+        ProfilingError: there is no such folder.
     """
-    if folder is not None and not Path(folder).is_dir():
+    if folder is None:
+        restored: list[PreviousLimit] = []
+        for path in sorted(note_folder().glob("limits-*.json")):
+            if path.exists():  # A link may lead to a folder that is gone.
+                restored += restore_from_note(path)
+    elif Path(folder).is_dir():
+        restored = list(ProfileFolder(folder).repair())
+    else:
         raise ProfilingError(f"{folder}: no such folder; expected a profile folder.")
-    place = ProfileFolder(folder) if folder is not None else None
-    note = place.note() if place else None
-    index = int(note["gpu_index"]) if note else gpu_index
-    lock = gpu_lock(index, device.name(index))
-    lock.acquire()
-    done = False
-    try:
-        sentence = restore_from_note(note or lock.found)
-        done = True
-        if place is not None:
-            place.delete_note()
-    finally:
-        lock.release(keep_note=not done)
-    return sentence or (
-        f"{device.describe(index)}: nothing to put back; its power limit is "
-        f"{device.power_limit(index):g} W."
-    )
+    where = folder if folder is not None else note_folder()
+    if not restored:
+        return f"{where}: no run has left a power limit changed."
+    return " ".join(_put_back_sentence(entry) for entry in dict.fromkeys(restored))
 
 
 class _Run:
@@ -175,22 +172,23 @@ class _Run:
     def __init__(
         self,
         grid: Grid,
+        gpu: ProfiledGPU,
         folder: ProfileFolder,
         limits: tuple[int, ...],
         report: ProgressReport,
         launch: Callable[..., Process],
     ) -> None:
         self._grid = grid
+        self._gpu = gpu
         self._folder = folder
         self._limits = limits
         self._report = report
         self._launch = launch
 
     def all(self, sizes: Sequence[int], lock: GPULock) -> int:
-        gpu = self._grid.gpu_index
-        before = device.power_limit(gpu)
-        check_permission(gpu, self._limits)
-        idle = measure_idle(gpu)
+        before = self._gpu.previous_limit()
+        self._gpu.try_power_limits(self._limits)
+        idle = measure_idle(self._gpu)
         self._warn_if_busy(idle)
         common = {"idle_power": round(idle.power, 3)}
         failed = []
@@ -212,7 +210,7 @@ class _Run:
             count = self._folder.merge(self._limits, common)
         return self._conclude(count, failed)
 
-    def _child(self, size: int, lock: GPULock, idle: Idle, before: float) -> int:
+    def _child(self, size: int, lock: GPULock, idle: Idle, before: PreviousLimit) -> int:
         """Measure one batch size in a child process; afterwards the power limit is `before`."""
         command = list(self._grid.command(size, self._folder.result_path(size)))
         read, write = os.pipe()
@@ -241,7 +239,9 @@ class _Run:
             with signals.deferred():
                 if process is not None:
                     _end(process)
-                put_back(self._grid.gpu_index, before)
+                # A child that was killed could not do so itself.
+                if self._gpu.put_back(before) and process is not None:
+                    delete_notes_of(process.pid)
 
     def _follow(self, process: Process, read: int) -> int:
         """Show progress until the child ends; returns its exit status."""
@@ -281,11 +281,9 @@ class _Run:
         return False
 
     def _warn_if_busy(self, idle: Idle) -> None:
-        gpu = self._grid.gpu_index
-        highest = device.power_range(gpu)[1]
-        if idle.power > _BUSY_RATIO * highest:
+        if idle.power > _BUSY_RATIO * self._gpu.power_range[1]:
             self._report.line(
-                f"WARNING: {device.describe(gpu)} draws {idle.power:.0f} W before anything was "
+                f"WARNING: {self._gpu} draws {idle.power:.0f} W before anything was "
                 "started; another process seems to use it, and its work will be measured too."
             )
 
@@ -309,10 +307,10 @@ class _Run:
         return 1 if failed or not count else 0
 
 
-def _settings(grid: Grid, limits: tuple[int, ...]) -> dict[str, Any]:
+def _settings(grid: Grid, gpu: ProfiledGPU, limits: tuple[int, ...]) -> dict[str, Any]:
     """What the figures in a folder depend on, as JSON gives it back."""
     settings: dict[str, Any] = {
-        "gpu_name": device.name(grid.gpu_index),
+        "gpu_name": gpu.name,
         "power_limits": list(limits),
         "simulated": simulation.active() is not None,
         **asdict(grid.windows),
@@ -328,6 +326,7 @@ def _settings(grid: Grid, limits: tuple[int, ...]) -> dict[str, Any]:
 def _print_plan(
     report: ProgressReport,
     grid: Grid,
+    gpu: ProfiledGPU,
     sizes: Sequence[int],
     limits: Sequence[int],
     todo: Sequence[int],
@@ -339,7 +338,7 @@ def _print_plan(
     warmup = max(windows.warmup_time, windows.warmup_steps * 0.1)
     seconds = measured * (window + warmup) + len(todo) * 15
     report.line(
-        f"{device.describe(grid.gpu_index)}: batch sizes {', '.join(map(str, sizes))} at "
+        f"{gpu}: batch sizes {', '.join(map(str, sizes))} at "
         f"{', '.join(map(str, limits))} W, {windows.repeats} windows each, into {grid.folder}"
     )
     done = len(sizes) - len(todo)
@@ -351,38 +350,35 @@ def _print_plan(
 
 
 @contextmanager
-def _locked(folder: ProfileFolder, grid: Grid, report: ProgressReport) -> Iterator[GPULock]:
+def _locked(folder: ProfileFolder, gpu: ProfiledGPU, report: ProgressReport) -> Iterator[GPULock]:
     """Hold the locks, and leave a note while power limits may be changed."""
-    gpu = grid.gpu_index
-    own = folder.lock()
-    own.acquire()
-    try:
-        own.write(str(folder.path), None)
-        lock = gpu_lock(gpu, device.name(gpu))
-        lock.acquire()
-        note = None
+    with ExitStack() as stack:
+        locks = (folder.lock(), gpu_lock(gpu, str(folder.path.absolute())))
+        for lock in locks:
+            lock.acquire()
+            stack.callback(lock.release)
+        for entry in (*folder.repair(), *repair_from_notes(gpus=[gpu.number])):
+            report.line(_put_back_sentence(entry))
+        before = gpu.previous_limit()
+        folder.write_note(before, gpu.gpus)
         try:
-            for left in (lock.found, folder.note()):
-                sentence = restore_from_note(left)
-                if sentence:
-                    report.line(sentence)
-            note = note_of(gpu)
-            folder.write_note(note)
-            lock.write(str(folder.path.absolute()), note)
-            yield lock
+            yield locks[1]
         finally:
             with signals.deferred():
-                clean = note is not None and put_back(gpu, note["power_limit"])
-                if clean:
-                    folder.delete_note()
-                elif note is not None:
+                if gpu.put_back(before):
+                    folder.delete_notes()
+                else:
                     report.line(
-                        f"{device.describe(gpu)}: its power limit could not be put back to "
-                        f"{note['power_limit']:g} W; run zeus-hetero reset {folder.path}"
+                        f"{gpu}: its power limit could not be put back to "
+                        f"{before.limit / 1000:g} W; run zeus-hetero reset {folder.path}"
                     )
-                lock.release(keep_note=not clean)
-    finally:
-        own.release()
+
+
+def _put_back_sentence(entry: PreviousLimit) -> str:
+    return (
+        f"GPU {entry.gpu} ({entry.name}): power limit put back to {entry.limit / 1000:g} W, which "
+        "a killed run had left changed."
+    )
 
 
 def _end(process: Process) -> None:

@@ -21,19 +21,13 @@ from typing import Any
 import pandas as pd
 import zeus
 
-from zeus_hetero import device, simulation
+from zeus_hetero import devices, simulation
+from zeus_hetero.device_order import check_device_order
 from zeus_hetero.errors import ProfilingError, TraceWarning
 from zeus_hetero.gpu_lock import gpu_lock
 from zeus_hetero.measure import Idle, Meter, Window, Windows, measure_idle, measure_wait
-from zeus_hetero.power_guard import (
-    check_permission,
-    check_power_limits,
-    is_whole,
-    note_of,
-    power_limit_kept,
-    put_back,
-    restore_from_note,
-)
+from zeus_hetero.profiled_gpu import ProfiledGPU, is_whole
+from zeus_hetero.restore import Restorer, repair_from_notes
 from zeus_hetero.trace import Trace, load_trace
 
 PROFILER = "ZEUS_HETERO_PROFILER"
@@ -89,7 +83,7 @@ class Driver:
         if not text:
             return None
         values = json.loads(text)
-        return cls(values["pid"], values["progress"], Idle(**values["idle"]))
+        return cls(**{**values, "idle": Idle(**values["idle"])})
 
     def report(self, progress: Progress) -> None:
         """Tell the driver about a window."""
@@ -145,20 +139,23 @@ def profile(
         says ``out_of_memory_at``.
 
     Raises:
-        ProfilingError: the limits cannot be set, the figures make no sense, or not even the
-            smallest batch size fits.
+        PowerLimitError: the GPU does not support a limit, or its driver refuses it.
+        PowerLimitPermissionError: this process may not set power limits.
+        DeviceError: there is no GPU, or CUDA and the driver number GPUs differently.
+        ProfilingError: the figures make no sense, or not even the smallest batch size fits.
         GPUBusyError: another profiler is using the GPU.
     """
     windows = Windows(warmup_steps, warmup_time, profile_steps, counter_ticks, repeats)
-    device.check(gpu_index)
+    card = ProfiledGPU(gpu_index)
     sizes = check_batch_sizes(batch_sizes)
-    limits = check_power_limits(gpu_index, power_limits)
+    limits = card.check_power_limits(power_limits)
     driver = Driver.from_environment()
-    with _alone_on_gpu(gpu_index, driver), power_limit_kept(gpu_index):
-        check_permission(gpu_index, limits)
-        idle = driver.idle if driver else measure_idle(gpu_index)
-        grid = _Grid(step, limits, gpu_index, windows, idle, driver, on_progress, len(sizes))
-        common = {"gpu": gpu or device.name(gpu_index), **_origin(gpu_index), **(fields or {})}
+    with _alone_on_gpu(card, driver):
+        card.try_power_limits(limits)
+        devices.set_persistence_mode(card.gpus, card.index)
+        idle = driver.idle if driver else measure_idle(card)
+        grid = _Grid(step, limits, card, windows, idle, driver, on_progress, len(sizes))
+        common = {"gpu": gpu or card.name, **_origin(card), **(fields or {})}
         common["idle_power"] = round(idle.power, 3)
         records: list[dict[str, Any]] = []
         for size in sizes:
@@ -169,7 +166,7 @@ def profile(
                     raise
                 _note_out_of_memory(size, records, error)
                 break
-            wait = measure_wait(gpu_index)
+            wait = measure_wait(card)
             if wait is not None:
                 common["wait_power"] = round(wait, 3)
             records += [{"batch_size": size, **point, **common} for point in measured]
@@ -211,21 +208,23 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 @contextmanager
-def _alone_on_gpu(gpu_index: int, driver: Driver | None) -> Iterator[None]:
-    if driver is not None:  # It holds the lock, and this process holds it with it.
-        yield
-        return
-    lock = gpu_lock(gpu_index, device.name(gpu_index))
-    lock.acquire()
-    note = None
+def _alone_on_gpu(gpu: ProfiledGPU, driver: Driver | None) -> Iterator[None]:
+    """Hold the GPU's lock, and put its power limit back whatever ends the block."""
+    # A driver holds the lock already, and this process holds it with it.
+    lock = gpu_lock(gpu, "zeus_hetero.profile") if driver is None else None
+    if lock is not None:
+        lock.acquire()
     try:
-        restore_from_note(lock.found)
-        note = note_of(gpu_index)
-        lock.write("zeus_hetero.profile", note)
-        yield
+        if lock is not None:
+            repair_from_notes(gpus=[gpu.number])
+        restorer = Restorer(gpu.gpus, [gpu.index])
+        try:
+            yield
+        finally:
+            restorer.restore()
     finally:
-        clean = note is not None and put_back(gpu_index, note["power_limit"])
-        lock.release(keep_note=not clean)
+        if lock is not None:
+            lock.release()
 
 
 class _Grid:
@@ -235,7 +234,7 @@ class _Grid:
         self,
         step: Callable[[int], object],
         power_limits: tuple[int, ...],
-        gpu_index: int,
+        gpu: ProfiledGPU,
         windows: Windows,
         idle: Idle,
         driver: Driver | None,
@@ -244,19 +243,20 @@ class _Grid:
     ) -> None:
         self._step = step
         self._limits = power_limits
-        self._gpu = gpu_index
+        self._gpu = gpu
         self._repeats = windows.repeats
-        self._meter = Meter(gpu_index, windows, idle)
+        self._meter = Meter(gpu, windows, idle)
         self._driver = driver
         self._on_progress = on_progress
         self._done = 0
+        self._ran = False
         self._total = sizes * len(power_limits) * windows.repeats
 
     def measure(self, batch_size: int) -> list[dict[str, Any]]:
         measured: dict[int, list[Window]] = {limit: [] for limit in self._limits}
         for repeat in range(self._repeats):
             for limit in self._limits if repeat % 2 == 0 else self._limits[::-1]:
-                device.set_power_limit(self._gpu, limit)
+                self._gpu.set_power_limit(limit)
                 window = self._meter.measure(lambda: self._run(batch_size))
                 measured[limit].append(window)
                 self._report(batch_size, limit, window)
@@ -266,6 +266,10 @@ class _Grid:
         if self._driver is not None:
             self._driver.check()
         self._step(batch_size)
+        if not self._ran:
+            # Only now CUDA is certain to be in use, and to have numbered its GPUs.
+            check_device_order(self._gpu.gpus, [self._gpu.index])
+            self._ran = True
 
     def _report(self, batch_size: int, limit: int, window: Window) -> None:
         self._done += 1
@@ -283,7 +287,7 @@ class _Grid:
             self._on_progress(progress)
 
 
-def _summary(power_limit: int, windows: Sequence[Window], gpu_index: int) -> dict[str, Any]:
+def _summary(power_limit: int, windows: Sequence[Window], gpu: ProfiledGPU) -> dict[str, Any]:
     """The record of a point: sums over its windows, and how far these are apart."""
     record: dict[str, Any] = {
         "power_limit": power_limit,
@@ -298,13 +302,13 @@ def _summary(power_limit: int, windows: Sequence[Window], gpu_index: int) -> dic
             spread = statistics.stdev(per_step) / statistics.mean(per_step)
             record[f"{figure}_spread"] = round(spread, 5)
         record["noisy"] = max(record["time_spread"], record["energy_spread"]) > NOISY_SPREAD
-    degrees = device.temperature(gpu_index)
+    degrees = gpu.temperature()
     return record if degrees is None else {**record, "temperature": degrees}
 
 
-def _origin(gpu_index: int) -> dict[str, Any]:
+def _origin(gpu: ProfiledGPU) -> dict[str, Any]:
     """Where figures come from, for every record."""
-    origin: dict[str, Any] = {"gpu_name": device.name(gpu_index), "zeus": zeus.__version__}
+    origin: dict[str, Any] = {"gpu_name": gpu.name, "zeus": zeus.__version__}
     if "torch" in sys.modules:
         origin["torch"] = str(sys.modules["torch"].__version__)
     if simulation.active() is not None:

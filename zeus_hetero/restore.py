@@ -179,6 +179,8 @@ def restore_from_note(
             )
     for entry in note.limits:
         devices.set_limit_mw(gpus, here[entry.gpu], entry.limit)
+    # A note in a profile folder has a link here: both have done their duty.
+    Path(path).resolve().unlink(missing_ok=True)
     Path(path).unlink(missing_ok=True)
     return note.limits
 
@@ -336,9 +338,14 @@ def _backend(gpus: GPUs) -> str:
 
 
 def _start_time(pid: int) -> int | None:
-    """When a process started, in clock ticks since boot (field 22 of its stat file)."""
+    """When a process started, in clock ticks since boot (field 22 of its stat file).
+
+    None if it does not run.
+    """
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return None
-    return int(stat.rpartition(")")[2].split()[19])
+    fields = stat.rpartition(")")[2].split()
+    # A zombie has ended, though nobody has taken note: common where a container has no init.
+    return None if fields[0] == "Z" else int(fields[19])

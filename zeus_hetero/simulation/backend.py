@@ -15,6 +15,7 @@ import zeus.device.gpu
 from zeus.device.gpu.common import GPUs
 
 from zeus_hetero.errors import SimulationError
+from zeus_hetero.restore import NOTE_FOLDER_VARIABLE
 from zeus_hetero.simulation.clock import VirtualClock, ZeusPatches
 from zeus_hetero.simulation.environment import (
     ANNOUNCED,
@@ -137,6 +138,8 @@ class Simulation:
             gpus = SimulatedGPUs(self._gpus, state)
             _set_variable(undo, SIMULATE, to_json(self._gpus))
             _set_variable(undo, STATE, str(state))
+            # Notes of power limits to put back belong to these GPUs, not to the machine's.
+            _set_variable(undo, NOTE_FOLDER_VARIABLE, str(state))
             undo.callback(ZeusPatches(gpus.clock).undo)
             undo.callback(setattr, zeus.device.gpu, "_gpus", zeus.device.gpu._gpus)
             zeus.device.gpu._gpus = gpus
