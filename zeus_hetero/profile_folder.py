@@ -244,8 +244,12 @@ class ProfileFolder:
     def _check_no_foreign_files(self) -> None:
         if not self.path.exists():
             return
-        # A run that was killed while it began has left hidden files at most.
-        foreign = sorted(p.name for p in self.path.iterdir() if not p.name.startswith("."))
+        # What a run leaves that was killed while it began.
+        foreign = sorted(
+            path.name
+            for path in self.path.iterdir()
+            if not path.name.startswith(".") and path != self.note_path
+        )
         if foreign:
             raise ProfilingError(
                 f"{self.path}: holds {', '.join(foreign[:5])}{', ...' if foreign[5:] else ''} but "
