@@ -14,9 +14,13 @@ if TYPE_CHECKING:
     from zeus_hetero.allocator import allocate, compare, pareto_front
     from zeus_hetero.errors import (
         AllocationError,
+        DeviceError,
         GPUBusyError,
         InfeasibleError,
         PlanError,
+        PowerLimitError,
+        PowerLimitPermissionError,
+        PowerLimitWarning,
         ProfilingError,
         SimulationError,
         TraceError,
@@ -24,6 +28,7 @@ if TYPE_CHECKING:
         ZeusHeteroError,
     )
     from zeus_hetero.gpu_model import GPUModel, fit
+    from zeus_hetero.power_limit import HeteroPowerLimitOptimizer
     from zeus_hetero.profiling import profile
     from zeus_hetero.trace import Trace, load_trace
 
@@ -32,10 +37,15 @@ __version__ = "0.1.0"
 _HOME = {
     "Allocation": "allocation",
     "AllocationError": "errors",
+    "DeviceError": "errors",
     "GPUBusyError": "errors",
     "GPUModel": "gpu_model",
+    "HeteroPowerLimitOptimizer": "power_limit",
     "InfeasibleError": "errors",
     "PlanError": "errors",
+    "PowerLimitError": "errors",
+    "PowerLimitPermissionError": "errors",
+    "PowerLimitWarning": "errors",
     "ProfilingError": "errors",
     "SimulationError": "errors",
     "Trace": "trace",
@@ -54,10 +64,15 @@ _HOME = {
 __all__ = [
     "Allocation",
     "AllocationError",
+    "DeviceError",
     "GPUBusyError",
     "GPUModel",
+    "HeteroPowerLimitOptimizer",
     "InfeasibleError",
     "PlanError",
+    "PowerLimitError",
+    "PowerLimitPermissionError",
+    "PowerLimitWarning",
     "ProfilingError",
     "SimulationError",
     "Trace",

@@ -11,9 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import zeus.device
 import zeus.device.gpu
-from zeus.device.gpu import ZeusGPUNoPermissionError
+from zeus.device.gpu import (
+    ZeusGPUInvalidArgError,
+    ZeusGPUNoPermissionError,
+    ZeusGPUNotSupportedError,
+)
 
-from zeus_hetero.errors import DeviceError, PowerLimitPermissionError
+from zeus_hetero.errors import DeviceError, PowerLimitError, PowerLimitPermissionError
 
 if TYPE_CHECKING:
     from zeus.device.gpu.common import GPUs
@@ -51,11 +55,20 @@ def physical_index(gpus: GPUs, index: int) -> int:
 
 
 def limit_range(gpus: GPUs, index: int) -> tuple[int, int]:
-    """The lowest and the highest power limit that the GPU accepts, whole W."""
+    """The lowest and the highest power limit that the GPU accepts, whole W.
+
+    Raises:
+        DeviceError: its power limit cannot be set at all, as on most laptops.
+    """
     method = _method(
         gpus, "get_power_management_limit_constraints", "getPowerManagementLimitConstraints"
     )
-    low, high = method(index)
+    try:
+        low, high = method(index)
+    except ZeusGPUNotSupportedError as error:
+        raise DeviceError(
+            f"GPU {index} ({name(gpus, index)}) has no adjustable power limit ({error})."
+        ) from error
     return math.ceil(low / 1000), high // 1000
 
 
@@ -79,11 +92,18 @@ def set_limit_mw(gpus: GPUs, index: int, limit: int) -> None:
 
     Raises:
         PowerLimitPermissionError: this process may not.
+        PowerLimitError: the driver rejects the limit.
     """
     try:
         _method(gpus, "set_power_management_limit", "setPowerManagementLimit")(index, limit)
     except ZeusGPUNoPermissionError as error:
         raise _no_permission(gpus, index) from error
+    except ZeusGPUInvalidArgError as error:
+        low, high = limit_range(gpus, index)
+        raise PowerLimitError(
+            f"GPU {index} ({name(gpus, index)}): the driver rejects a power limit of "
+            f"{limit / 1000:g} W ({error}); it says that its range is {low} to {high} W."
+        ) from error
 
 
 def set_persistence_mode(gpus: GPUs, index: int) -> None:

@@ -370,8 +370,8 @@ class HeteroPowerLimitOptimizer(GlobalPowerLimitOptimizer):
             stacklevel=3,
         )
         if beside.exists() and not found:
-            # Damaged: Zeus would try to read it. Only a file of exactly this name and key.
-            beside.unlink()
+            # Its name says that it is ours, so it is damaged; Zeus would try to read it.
+            beside.replace(beside.with_name(beside.name + ".damaged"))
         return beside
 
     def _save_profile(self) -> None:

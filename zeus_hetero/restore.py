@@ -59,7 +59,8 @@ class Note:
         pid: the process that changed them.
         started: when that process started, in the kernel's ticks since boot; a pid alone may
             by now be another program's. None where the system does not say.
-        host: the machine's name; pids mean nothing elsewhere.
+        boot: the machine's boot, which containers on it share. Elsewhere the pid means nothing,
+            and a restart has reset the limits.
         backend: the class of Zeus's device layer, so that a simulated GPU's limit is never
             written to a real one.
     """
@@ -67,13 +68,13 @@ class Note:
     limits: tuple[PreviousLimit, ...]
     pid: int
     started: int | None
-    host: str
+    boot: str
     backend: str
 
     @property
     def owner_is_alive(self) -> bool:
         """Whether the process that changed the limits still runs and will restore them itself."""
-        if self.host != socket.gethostname():
+        if self.boot != _boot():
             return False
         try:
             os.kill(self.pid, 0)
@@ -93,7 +94,8 @@ def note_folder() -> Path:
     chosen = os.environ.get(NOTE_FOLDER_VARIABLE)
     if chosen:
         return Path(chosen)
-    return Path(tempfile.gettempdir()) / f"zeus-hetero-{os.getuid()}"
+    user = os.getuid() if hasattr(os, "getuid") else "user"
+    return Path(tempfile.gettempdir()) / f"zeus-hetero-{user}"
 
 
 def write_note(path: str | os.PathLike[str], limits: Sequence[PreviousLimit], gpus: GPUs) -> None:
@@ -104,7 +106,7 @@ def write_note(path: str | os.PathLike[str], limits: Sequence[PreviousLimit], gp
         limits=tuple(limits),
         pid=os.getpid(),
         started=_start_time(os.getpid()),
-        host=socket.gethostname(),
+        boot=_boot(),
         backend=_backend(gpus),
     )
     write_text_atomically(
@@ -130,7 +132,7 @@ def read_note(path: str | os.PathLike[str]) -> Note:
             ),
             pid=int(record["pid"]),
             started=None if record["started"] is None else int(record["started"]),
-            host=str(record["host"]),
+            boot=str(record["boot"]),
             backend=str(record["backend"]),
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -147,7 +149,8 @@ def restore_from_note(
 
     Args:
         path: the note.
-        force: restore even if the process that wrote the note still runs.
+        force: restore even if the process that wrote the note still runs, or if the note is of
+            another machine or from before a restart.
 
     Returns:
         the limits that were put back.
@@ -158,6 +161,11 @@ def restore_from_note(
         PowerLimitPermissionError: this process may not set power limits. The note is kept.
     """
     note = read_note(path)
+    if note.boot != _boot() and not force:
+        raise DeviceError(
+            f"{path}: this note is of another machine, or from before a restart, which resets "
+            "power limits. If the GPU is not as it should be, use force, else delete the note."
+        )
     if note.owner_is_alive and not force:
         raise DeviceError(
             f"{path}: process {note.pid}, which changed these power limits, still runs and will "
@@ -204,7 +212,7 @@ def repair_from_notes(
         try:
             note = read_note(path)
             ours = wanted is None or any(entry.gpu in wanted for entry in note.limits)
-            if ours and not note.owner_is_alive:
+            if ours and note.boot == _boot() and not note.owner_is_alive:
                 restored += restore_from_note(path)
         except Exception as error:
             logger.warning("Power limits were not restored from %s: %s", path, error)
@@ -335,6 +343,13 @@ class Restorer:
 
 def _backend(gpus: GPUs) -> str:
     return f"{type(gpus).__module__}.{type(gpus).__qualname__}"
+
+
+def _boot() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return socket.gethostname()
 
 
 def _start_time(pid: int) -> int | None:

@@ -60,7 +60,7 @@ class ProfileKey:
             return f"it is of {record.get('gpus')}, and here is {list(self.gpus)}"
         if record.get("batch_size") != self.batch_size:
             return f"it is of batch size {record.get('batch_size')}, not {self.batch_size}"
-        if sorted(record.get("power_limits", ())) != sorted(map(list, self.power_limits)):
+        if record.get("power_limits") != list(map(list, self.power_limits)):
             return (
                 f"it is of the power limits {record.get('power_limits')}, "
                 f"not {[list(limits) for limits in self.power_limits]}"
@@ -78,14 +78,17 @@ def mismatch(path: Path, key: ProfileKey) -> str | None:
     """Why a file cannot be used for this key, in words; None if it can."""
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
-        measured = [entry["power_limit"] for entry in record["measurements"]]
-        usable = all(entry["energy"] > 0 and entry["time"] > 0 for entry in record["measurements"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        measured = {
+            entry["power_limit"]
+            for entry in record["measurements"]
+            if entry["energy"] > 0 and entry["time"] > 0
+        }
+        difference = key.difference(record.get("key"))
+        if difference is None and measured != set(record["key"]["rungs"]):
+            return "some of its power limits have no valid measurement"
+        return difference
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return f"it cannot be read ({error!r})"
-    difference = key.difference(record.get("key"))
-    if difference is None and not (usable and set(measured) == set(record["key"]["rungs"])):
-        return "some of its power limits have no valid measurement"
-    return difference
 
 
 def save(path: Path, key: ProfileKey, rungs: Sequence[int], entries: Sequence[dict]) -> None:
