@@ -512,6 +512,16 @@ def test_note_about_another_gpu_is_not_applied(t4, tmp_path):
         assert folder.note_path.exists()
 
 
+def test_note_from_before_a_power_cut_does_not_keep_a_profile_from_going_on(t4, tmp_path):
+    run(tmp_path / "p", sizes=[32])
+    folder = ProfileFolder(tmp_path / "p")
+    folder.write_note(PreviousLimit(0, "T4", 60_000), zeus.device.get_gpus())
+    note = json.loads(folder.note_path.read_text())
+    folder.note_path.write_text(json.dumps({**note, "boot": "an earlier one"}))
+    assert run(tmp_path / "p", sizes=[32, 64])[0] == 0
+    assert t4.power_limit == BEFORE
+
+
 def forked_run(folder, sizes):
     """A whole driver in a forked process, with its own simulated GPU; returns its pid."""
     pid = os.fork()

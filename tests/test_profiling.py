@@ -233,6 +233,19 @@ def test_limit_that_the_driver_rejects_is_found_before_the_first_step():
         assert (gpus[0].steps, gpus[0].power_limit) == (0, 66)
 
 
+def test_card_that_cuda_numbers_differently_stops_after_the_first_step(monkeypatch):
+    def differ(gpus, indices):
+        raise DeviceError(f"GPU {indices[0]} is another card for CUDA")
+
+    # This machine may have no two cards to confuse; what the check finds is tested on its own.
+    monkeypatch.setattr("zeus_hetero.profiling.check_device_order", differ)
+    with simulation.use("T4") as gpus:
+        gpus[0].set_power_management_limit(63_000)
+        with pytest.raises(DeviceError, match="GPU 0 is another card"):
+            profile(gpus[0].run_step, [32], [70])
+        assert (gpus[0].steps, gpus[0].power_limit) == (1, 63)
+
+
 def test_power_limit_is_what_it_was_after_success_and_after_an_exception():
     def crash(size):
         raise ZeroDivisionError

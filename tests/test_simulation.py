@@ -190,8 +190,9 @@ def test_zeus_optimizer_made_inside_the_block_ends_quietly_after_it():
         "from zeus_hetero import simulation\n"
         "from zeus.monitor import ZeusMonitor\n"
         "from zeus.optimizer.power_limit import Energy, GlobalPowerLimitOptimizer\n"
-        "with simulation.use('T4'):\n"
-        "    GlobalPowerLimitOptimizer(ZeusMonitor(cpu_indices=[]), Energy())\n"
+        "for name in 'T4', 'A10':\n"
+        "    with simulation.use(name):\n"
+        "        GlobalPowerLimitOptimizer(ZeusMonitor(cpu_indices=[]), Energy())\n"
     )
     assert done.returncode == 0
     assert "Traceback" not in done.stderr

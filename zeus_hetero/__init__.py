@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from zeus_hetero.allocation import Allocation, Worker
-    from zeus_hetero.allocator import allocate, compare, pareto_front
+    from zeus_hetero.allocator import allocate, compare
     from zeus_hetero.errors import (
         AllocationError,
         DeviceError,
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         ZeusHeteroError,
     )
     from zeus_hetero.gpu_model import GPUModel, fit
+    from zeus_hetero.pareto import pareto_front
     from zeus_hetero.power_limit import HeteroPowerLimitOptimizer
     from zeus_hetero.profiling import profile
     from zeus_hetero.trace import Trace, load_trace
@@ -57,7 +58,7 @@ _HOME = {
     "compare": "allocator",
     "fit": "gpu_model",
     "load_trace": "trace",
-    "pareto_front": "allocator",
+    "pareto_front": "pareto",
     "profile": "profiling",
 }
 

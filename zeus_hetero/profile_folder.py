@@ -22,6 +22,7 @@ from zeus_hetero.gpu_lock import GPULock
 from zeus_hetero.restore import (
     PreviousLimit,
     note_folder,
+    read_note,
     repair_from_notes,
     restore_from_note,
     write_note,
@@ -204,6 +205,10 @@ class ProfileFolder:
             PowerLimitPermissionError: this process may not set power limits.
         """
         if not self.note_path.exists():
+            return ()
+        if not read_note(self.note_path).is_of_this_boot:
+            # After a power cut the driver starts with its default limit.
+            self.note_path.unlink()
             return ()
         restored = restore_from_note(self.note_path)
         # The child has left one of its own, with the same limit.

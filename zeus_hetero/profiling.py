@@ -14,7 +14,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -171,7 +171,7 @@ def profile(
                 common["wait_power"] = round(wait, 3)
             records += [{"batch_size": size, **point, **common} for point in measured]
     _warn_about_noise(records)
-    return load_trace(pd.DataFrame(records))
+    return replace(load_trace(pd.DataFrame(records)), source=f"profile of {card}")
 
 
 def check_batch_sizes(

@@ -209,8 +209,10 @@ def _set_variable(undo: contextlib.ExitStack, name: str, value: str) -> None:
 
 
 def _lend_to_exit_hooks(gpus: SimulatedGPUs) -> None:
-    if zeus.device.gpu._gpus is None:
-        gpus.state = None
+    """At exit, stand in once more for the hooks that were registered in this `with` block."""
+    now = zeus.device.gpu._gpus
+    ended = isinstance(now, SimulatedGPUs) and now not in _installed
+    if now is None or ended:
         for gpu in gpus:
             gpu.attach(gpus.clock, gpu.gpu_index)
         zeus.device.gpu._gpus = gpus

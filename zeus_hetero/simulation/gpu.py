@@ -253,9 +253,9 @@ class SimulatedGPU(GPU):
     ) -> None:
         """Set the power limit, mW."""
         self._check_present()
-        if self._state.power_limit == power_limit_mw:  # As Zeus's own classes since 0.13 do.
-            return
         self._check_permission()
+        if self._state.power_limit == power_limit_mw:
+            return
         low, high = (limit * 1000 for limit in self.power_range)
         if not low <= power_limit_mw <= high:
             raise ZeusGPUInvalidArgError(
