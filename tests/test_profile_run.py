@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import io
 import json
 import os
@@ -57,7 +59,7 @@ profile(step, [int(size)], [int(p) for p in limits], repeats=2).save(result)
 class Forked:
     """A child process as `subprocess.Popen` makes it, but forked: starts in no time."""
 
-    def __init__(self, command, *, stdout, env, **_):
+    def __init__(self, command, *, stdout, env, pass_fds, **_):
         self._status = None
         self.pid = os.fork()
         if self.pid:
@@ -72,6 +74,10 @@ class Forked:
             os.environ.update(env)
             for number in (1, 2):
                 os.dup2(stdout.fileno(), number)
+            for number in map(int, os.listdir("/proc/self/fd")):
+                if number > 2 and number not in pass_fds:
+                    with contextlib.suppress(OSError):
+                        os.close(number)
             size, result, _, *limits = command[2:]
             gpus = simulation.parse_gpus(os.environ[simulation.SIMULATE])
             with simulation.use(*gpus) as installed:
@@ -229,6 +235,30 @@ def test_overwrite_deletes_results_and_nothing_else(t4, tmp_path):
     assert list(trace_in(tmp_path / "p")) == ["64"]
     assert (tmp_path / "p" / "mine.txt").read_text() == "keep"
     assert not (tmp_path / "p" / "batch_32.json").exists()
+
+
+@pytest.mark.parametrize("content", ["{", "[]", ""])
+def test_damaged_settings_are_an_error_that_overwrite_cures(t4, tmp_path, content):
+    run(tmp_path / "p", sizes=[32])
+    (tmp_path / "p" / "settings.json").write_text(content)
+    with pytest.raises(ProfilingError, match=r"settings\.json: cannot be read.*--overwrite"):
+        run(tmp_path / "p", sizes=[32])
+    again = grid(tmp_path / "p", sizes=[32])
+    assert profile_with_script(again, overwrite=True, launch=Forked, out=io.StringIO()) == 0
+
+
+def test_launcher_between_driver_and_script_does_no_harm(t4, tmp_path):
+    direct = grid(tmp_path / "p", sizes=[32])
+
+    def through_a_launcher(size, result):
+        command = direct.command(size, result)
+        call = f"import subprocess, sys; sys.exit(subprocess.call({command!r}))"
+        return [sys.executable, "-c", call]
+
+    launched = dataclasses.replace(direct, command=through_a_launcher)
+    out = io.StringIO()
+    assert profile_with_script(launched, out=out) == 0
+    assert "batch 32 at 60 W" in out.getvalue()
 
 
 def test_resume_needs_something_to_resume(t4, tmp_path):

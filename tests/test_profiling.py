@@ -27,7 +27,7 @@ from zeus_hetero.bundled import BUNDLED_GPUS, BUNDLED_WORKLOADS, bundled_trace
 from zeus_hetero.errors import DeviceError, PowerLimitError, PowerLimitPermissionError
 from zeus_hetero.measure import Windows, measure_idle, measure_wait
 from zeus_hetero.profiled_gpu import ProfiledGPU
-from zeus_hetero.profiling import check_batch_sizes
+from zeus_hetero.profiling import check_batch_sizes, driver_version, is_out_of_memory
 from zeus_hetero.simulation import (
     CounterReset,
     LimitRejected,
@@ -277,6 +277,33 @@ def test_lost_gpu_raises_its_own_error_and_not_one_from_cleaning_up():
     gpu = simulated_gpu("T4", faults=[Lost(at_step=50)])
     with simulation.use(gpu), pytest.raises(ZeusGPULostError):
         profile(gpu.run_step, [32], [70, 60])
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        (
+            "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug",
+            "535.104.05",
+        ),
+        ("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95  Release", "580.95"),
+        ("no driver", None),
+    ],
+)
+def test_driver_version_is_read_from_the_kernel_modules_text(text, version):
+    assert driver_version(text) == version
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("CUDA out of memory. Tried to allocate 2 GiB", True),
+        ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate", True),
+        ("DataLoader worker: out of shared memory (shm)", False),
+    ],
+)
+def test_out_of_memory_of_the_gpu_is_told_from_others(text, expected):
+    assert is_out_of_memory(RuntimeError(text)) is expected
 
 
 def test_step_that_does_not_move_the_virtual_clock_is_explained():

@@ -81,15 +81,14 @@ class ProfileFolder:
         if self.path.exists() and not self.path.is_dir():
             raise ProfilingError(f"{self.path}: is a file; expected the name of a folder.")
         _check_writable(self.path)
-        before = self._read(_SETTINGS)
-        if before is None:
+        if not (self.path / _SETTINGS).exists():
             if resume:
                 raise ProfilingError(
                     f"{self.path}: no profile to resume. Check the name, or leave out --resume."
                 )
             self._check_no_foreign_files()
         elif not overwrite:
-            _check_same(self.path, before, settings)
+            _check_same(self.path, self._read(_SETTINGS) or {}, settings)
 
     def start(self, settings: Mapping[str, Any], *, overwrite: bool) -> None:
         """Begin or go on; comes after `check`, and under the folder's lock."""
@@ -222,6 +221,8 @@ class ProfileFolder:
         path = self.path / name
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
+            if not isinstance(content, dict):
+                raise ValueError(f"it is a {type(content).__name__}")
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
@@ -229,7 +230,7 @@ class ProfileFolder:
                 f"{path}: cannot be read ({error}); expected JSON written by a profile. "
                 "Choose another folder, or --overwrite."
             ) from None
-        return dict(content)
+        return content
 
     def _write(self, name: str, text: str) -> None:
         try:

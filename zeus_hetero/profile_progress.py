@@ -16,7 +16,7 @@ from rich.progress import (
 )
 from rich.progress import Progress as Bar
 
-from zeus_hetero.profiling import Progress
+from zeus_hetero.profile_link import Progress
 
 
 class ProgressReport:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
-import select
 import signal
 import subprocess
 import sys
@@ -22,10 +20,11 @@ from zeus_hetero.errors import ProfilingError
 from zeus_hetero.gpu_lock import GPULock, gpu_lock
 from zeus_hetero.measure import Idle, Windows, measure_idle
 from zeus_hetero.profile_folder import ProfileFolder, delete_notes_of
+from zeus_hetero.profile_link import Listener
 from zeus_hetero.profile_progress import ProgressReport
 from zeus_hetero.profile_signals import Interrupted, signals
 from zeus_hetero.profiled_gpu import ProfiledGPU
-from zeus_hetero.profiling import PROFILER, Driver, Progress, check_batch_sizes
+from zeus_hetero.profiling import OUT_OF_MEMORY, check_batch_sizes
 from zeus_hetero.restore import (
     PreviousLimit,
     note_folder,
@@ -37,7 +36,6 @@ from zeus_hetero.restore import (
 _BUSY_RATIO = 0.4
 _SECONDS_TO_END = 15.0
 _LAST_LINES = 15
-_OUT_OF_MEMORY = re.compile(r"out of memory|OutOfMemoryError", re.IGNORECASE)
 
 
 class Process(Protocol):
@@ -213,29 +211,26 @@ class _Run:
     def _child(self, size: int, lock: GPULock, idle: Idle, before: PreviousLimit) -> int:
         """Measure one batch size in a child process; afterwards the power limit is `before`."""
         command = list(self._grid.command(size, self._folder.result_path(size)))
-        read, write = os.pipe()
         process = None
         try:
-            driver = Driver(os.getpid(), write, idle)
-            with self._folder.log_path(size).open("wb") as log, signals.deferred():
-                process = self._launch(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    # The child holds the lock too: should this process be killed, nobody may
-                    # profile before the child has noticed.
-                    pass_fds=(write, lock.fileno()),
-                    # A Ctrl-C is for this process, which then ends the child in order.
-                    start_new_session=True,
-                    env={**os.environ, PROFILER: driver.to_environment()},
-                )
-            return self._follow(process, read)
+            with Listener(idle) as listener, self._folder.log_path(size).open("wb") as log:
+                with signals.deferred():
+                    process = self._launch(
+                        command,
+                        stdin=subprocess.DEVNULL,
+                        stdout=log,
+                        stderr=subprocess.STDOUT,
+                        # The child holds the lock too: should this process be killed, nobody
+                        # may profile before the child has noticed.
+                        pass_fds=(lock.fileno(),),
+                        # A Ctrl-C is for this process, which then ends the child in order.
+                        start_new_session=True,
+                        env={**os.environ, **listener.environment()},
+                    )
+                return self._follow(process, listener)
         except OSError as error:
             raise ProfilingError(f"cannot start {command[0]} ({error}).") from None
         finally:
-            os.close(write)
-            os.close(read)
             with signals.deferred():
                 if process is not None:
                     _end(process)
@@ -243,18 +238,14 @@ class _Run:
                 if self._gpu.put_back(before) and process is not None:
                     delete_notes_of(process.pid)
 
-    def _follow(self, process: Process, read: int) -> int:
+    def _follow(self, process: Process, listener: Listener) -> int:
         """Show progress until the child ends; returns its exit status."""
-        pending = b""
         while True:
             status = process.poll()
-            ready, _, _ = select.select([read], [], [], 0.0 if status is not None else 0.05)
-            if ready:
-                pending += os.read(read, 1 << 16)
-                *lines, pending = pending.split(b"\n")
-                for line in lines:
-                    self._report.window(Progress(**json.loads(line)))
-            elif status is not None:
+            reports = listener.receive(0.0 if status is not None else 0.05)
+            for progress in reports or ():
+                self._report.window(progress)
+            if status is not None and reports is None:
                 return status
 
     def _take(self, size: int, status: int) -> bool:
@@ -268,7 +259,7 @@ class _Run:
             self._report.line(f"batch size {size}: FAILED: {missing}. Log: {log}")
             return False
         self._folder.result_path(size).unlink(missing_ok=True)
-        if _OUT_OF_MEMORY.search(text):
+        if OUT_OF_MEMORY.search(text):
             self._folder.note_out_of_memory(size)
             self._report.line(
                 f"batch size {size}: does not fit into memory; recorded, larger ones are skipped"

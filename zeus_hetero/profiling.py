@@ -6,15 +6,13 @@ training script that calls `profile`, one child process per batch size, and can 
 
 from __future__ import annotations
 
-import json
-import os
 import re
 import statistics
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,77 +24,18 @@ from zeus_hetero.device_order import check_device_order
 from zeus_hetero.errors import ProfilingError, TraceWarning
 from zeus_hetero.gpu_lock import gpu_lock
 from zeus_hetero.measure import Idle, Meter, Window, Windows, measure_idle, measure_wait
+from zeus_hetero.profile_link import Driver, Progress
 from zeus_hetero.profiled_gpu import ProfiledGPU, is_whole
 from zeus_hetero.restore import Restorer, repair_from_notes
 from zeus_hetero.trace import Trace, load_trace
 
-PROFILER = "ZEUS_HETERO_PROFILER"
-"""Environment variable by which the driver tells a training script that it runs for it."""
+OUT_OF_MEMORY = re.compile(
+    r"out of memory|OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED", re.IGNORECASE
+)
+"""How torch and CUDA say that the GPU's memory is too small."""
 
 NOISY_SPREAD = 0.05
 """Relative standard deviation between the windows of a point above which it is called noisy."""
-
-
-@dataclass(frozen=True)
-class Progress:
-    """A window that was just measured.
-
-    Attributes:
-        batch_size: samples.
-        power_limit: W.
-        done: windows measured so far.
-        total: windows to measure.
-        time: s per step.
-        energy: J per step.
-    """
-
-    batch_size: int
-    power_limit: int
-    done: int
-    total: int
-    time: float
-    energy: float
-
-
-@dataclass(frozen=True)
-class Driver:
-    """The driver that this process profiles for: it holds the lock and knows the idle power.
-
-    Attributes:
-        pid: its process.
-        progress: descriptor on which it wants a line of JSON per window.
-        idle: measured by it.
-    """
-
-    pid: int
-    progress: int
-    idle: Idle
-
-    def to_environment(self) -> str:
-        """The value of ``ZEUS_HETERO_PROFILER``."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_environment(cls) -> Driver | None:
-        """The driver of this process; None where it was started by hand."""
-        text = os.environ.get(PROFILER)
-        if not text:
-            return None
-        values = json.loads(text)
-        return cls(**{**values, "idle": Idle(**values["idle"])})
-
-    def report(self, progress: Progress) -> None:
-        """Tell the driver about a window."""
-        os.write(self.progress, (json.dumps(asdict(progress)) + "\n").encode())
-
-    def check(self) -> None:
-        """End with the driver: nobody would collect the result.
-
-        Raises:
-            ProfilingError: it is gone.
-        """
-        if os.getppid() != self.pid:
-            raise ProfilingError(f"the profiler that started this (process {self.pid}) is gone.")
 
 
 def profile(
@@ -204,7 +143,13 @@ def check_batch_sizes(
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an exception says that the GPU's memory is too small."""
-    return type(error).__name__ == "OutOfMemoryError" or "out of memory" in str(error).lower()
+    return bool(OUT_OF_MEMORY.search(f"{type(error).__name__} {error}"))
+
+
+def driver_version(text: str) -> str | None:
+    """The version in the text that NVIDIA's driver gives in /proc; None if there is none."""
+    found = re.search(r"\b\d{3}\.\d+(\.\d+)?\b", text)
+    return found.group() if found else None
 
 
 @contextmanager
@@ -313,11 +258,10 @@ def _origin(gpu: ProfiledGPU) -> dict[str, Any]:
         origin["torch"] = str(sys.modules["torch"].__version__)
     if simulation.active() is not None:
         return {**origin, "driver": "simulated", "simulated": True}
-    version = Path("/proc/driver/nvidia/version")
-    if version.exists():
-        found = re.search(r"\b\d{3}\.\d+(\.\d+)?\b", version.read_text(encoding="utf-8"))
-        if found:
-            origin["driver"] = found.group()
+    path = Path("/proc/driver/nvidia/version")
+    version = driver_version(path.read_text(encoding="utf-8")) if path.exists() else None
+    if version:
+        origin["driver"] = version
     return origin
 
 
