@@ -22,7 +22,13 @@ from zeus.device.gpu.common import (
 )
 from zeus.monitor import ZeusMonitor
 
-from zeus_hetero import SimulationError, load_trace, simulation
+from zeus_hetero import (
+    HeteroPowerLimitOptimizer,
+    PowerLimitPermissionError,
+    SimulationError,
+    load_trace,
+    simulation,
+)
 from zeus_hetero.bundled import BUNDLED_GPUS, BUNDLED_WORKLOADS, bundled_trace
 from zeus_hetero.simulation import (
     CounterReset,
@@ -415,3 +421,24 @@ def test_zeus_does_not_warn_about_privileges_or_old_names(trace):
             assert gpu.get_persistence_mode() is True
             gpu.resetPowerManagementLimit()
             assert gpu.power_limit == 100
+
+
+def test_hetero_optimizer_profiles_its_limits_and_puts_the_old_one_back():
+    pytest.importorskip("torch", reason="Zeus 0.16's optimizer needs a framework")
+    with simulation.use("A10", "T4") as gpus:
+        gpus[1].set_power_management_limit(67_000)
+        monitor = ZeusMonitor(gpu_indices=[1], cpu_indices=[])
+        with HeteroPowerLimitOptimizer(monitor, power_limits=[70, 60]) as optimizer:
+            for _ in range(200):
+                optimizer.on_step_begin()
+                gpus[1].run_step(256)
+            assert [m.power_limit for m in optimizer.measurements] == [70, 60]
+        assert (gpus[0].power_limit, gpus[1].power_limit) == (300, 67)
+
+
+def test_hetero_optimizer_finds_missing_permission_before_the_first_step():
+    pytest.importorskip("torch", reason="Zeus 0.16's optimizer needs a framework")
+    with simulation.use(simulation.simulated_gpu("T4", faults=[NoPermission()])):
+        monitor = ZeusMonitor(cpu_indices=[])
+        with pytest.raises(PowerLimitPermissionError, match="SYS_ADMIN"):
+            HeteroPowerLimitOptimizer(monitor, power_limits=[70])

@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import os
 import select
-import shutil
-import tempfile
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from zeus_hetero.errors import ProfilingError
@@ -82,33 +80,34 @@ class Driver:
             raise ProfilingError("the profiler that started this is gone.")
 
 
-@dataclass
 class Listener:
     """The driver's end of the pipe; a context manager.
 
-    Attributes:
+    Args:
+        path: the named pipe to make, in the place of one that a killed driver left.
         idle: told to the script.
     """
 
-    idle: Idle
-    _folder: Path = field(init=False)
-    _pipe: int = field(init=False)
-    _pending: bytes = field(init=False, default=b"")
+    def __init__(self, path: Path, idle: Idle) -> None:
+        self._path = path
+        self._idle = idle
+        self._pending = b""
 
     def __enter__(self) -> Listener:
-        self._folder = Path(tempfile.mkdtemp(prefix="zeus-hetero-profile-"))
-        os.mkfifo(self._folder / "progress", 0o600)
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._path.unlink(missing_ok=True)
+        os.mkfifo(self._path, 0o600)
         # For writing too, or the pipe would report its end whenever no script has it open.
-        self._pipe = os.open(self._folder / "progress", os.O_RDWR | os.O_NONBLOCK)
+        self._pipe = os.open(self._path, os.O_RDWR | os.O_NONBLOCK)
         return self
 
     def __exit__(self, *error: object) -> None:
         os.close(self._pipe)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._path.unlink(missing_ok=True)
 
     def environment(self) -> dict[str, str]:
         """What the script's environment must have."""
-        link = {"pipe": str(self._folder / "progress"), "idle": asdict(self.idle)}
+        link = {"pipe": str(self._path), "idle": asdict(self._idle)}
         return {PROFILER: json.dumps(link)}
 
     def receive(self, seconds: float) -> list[Progress] | None:

@@ -213,7 +213,9 @@ class _Run:
         command = list(self._grid.command(size, self._folder.result_path(size)))
         process = None
         try:
-            with Listener(idle) as listener, self._folder.log_path(size).open("wb") as log:
+            # The lock on the GPU makes the name ours.
+            pipe = note_folder() / f"progress-gpu-{self._gpu.number}"
+            with Listener(pipe, idle) as listener, self._folder.log_path(size).open("wb") as log:
                 with signals.deferred():
                     process = self._launch(
                         command,
