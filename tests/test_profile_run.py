@@ -450,7 +450,10 @@ def start_driver(folder):
 
 
 def text_of(path):
-    return path.read_text() if path.exists() else ""
+    try:
+        return path.read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
 
 
 def wait_until(condition, seconds=30):
@@ -458,6 +461,12 @@ def wait_until(condition, seconds=30):
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.02)
+
+
+def is_gone(pid):
+    """Whether a process has ended, be it that nobody has asked for its status."""
+    stat = text_of(Path(f"/proc/{pid}/stat"))
+    return not stat or ") Z " in stat
 
 
 def children_of(pid):
@@ -475,7 +484,7 @@ def test_interrupted_driver_ends_its_child_and_puts_the_limit_back(state, tmp_pa
     _, text = driver.communicate(timeout=30)
     assert driver.returncode == 128 + number
     assert "run the same command again" in text
-    assert not Path(f"/proc/{child}").exists()
+    assert is_gone(child)
     assert limit_in(state) == BEFORE
     assert not (tmp_path / "p" / "restore.json").exists()
 
@@ -500,21 +509,19 @@ def test_child_ends_with_a_killed_driver_and_the_next_run_goes_on(state, tmp_pat
     (child,) = children_of(driver.pid)
     driver.kill()
     driver.communicate(timeout=30)
-    wait_until(lambda: not Path(f"/proc/{child}").exists() or _is_zombie(child))
+    wait_until(lambda: is_gone(child))
     with simulation.use("T4"):
         assert run(tmp_path / "p", windows=Windows(repeats=2))[0] == 0
-
-
-def _is_zombie(pid):
-    return ") Z " in text_of(Path(f"/proc/{pid}/stat"))
 
 
 @pytest.mark.parametrize("by", ["folder", "machine"])
 def test_reset_repairs_after_everything_was_killed(state, tmp_path, by):
     driver = start_driver(tmp_path / "p")
-    for pid in (driver.pid, *children_of(driver.pid)):
+    (child,) = children_of(driver.pid)
+    for pid in (driver.pid, child):
         os.kill(pid, signal.SIGKILL)
     driver.communicate(timeout=30)
+    wait_until(lambda: is_gone(child))
     assert limit_in(state) != BEFORE
     with simulation.use("T4"):
         sentence = reset(tmp_path / "p" if by == "folder" else None)
