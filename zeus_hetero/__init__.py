@@ -15,11 +15,14 @@ if TYPE_CHECKING:
     from zeus_hetero.errors import (
         AllocationError,
         DeviceError,
+        GPUBusyError,
         InfeasibleError,
         PlanError,
         PowerLimitError,
         PowerLimitPermissionError,
         PowerLimitWarning,
+        ProfilingError,
+        SimulationError,
         TraceError,
         TraceWarning,
         ZeusHeteroError,
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
     from zeus_hetero.gpu_model import GPUModel, fit
     from zeus_hetero.pareto import pareto_front
     from zeus_hetero.power_limit import HeteroPowerLimitOptimizer
+    from zeus_hetero.profiling import profile
     from zeus_hetero.trace import Trace, load_trace
 
 __version__ = "0.1.0"
@@ -35,6 +39,7 @@ _HOME = {
     "Allocation": "allocation",
     "AllocationError": "errors",
     "DeviceError": "errors",
+    "GPUBusyError": "errors",
     "GPUModel": "gpu_model",
     "HeteroPowerLimitOptimizer": "power_limit",
     "InfeasibleError": "errors",
@@ -42,6 +47,8 @@ _HOME = {
     "PowerLimitError": "errors",
     "PowerLimitPermissionError": "errors",
     "PowerLimitWarning": "errors",
+    "ProfilingError": "errors",
+    "SimulationError": "errors",
     "Trace": "trace",
     "TraceError": "errors",
     "TraceWarning": "errors",
@@ -52,12 +59,14 @@ _HOME = {
     "fit": "gpu_model",
     "load_trace": "trace",
     "pareto_front": "pareto",
+    "profile": "profiling",
 }
 
 __all__ = [
     "Allocation",
     "AllocationError",
     "DeviceError",
+    "GPUBusyError",
     "GPUModel",
     "HeteroPowerLimitOptimizer",
     "InfeasibleError",
@@ -65,6 +74,8 @@ __all__ = [
     "PowerLimitError",
     "PowerLimitPermissionError",
     "PowerLimitWarning",
+    "ProfilingError",
+    "SimulationError",
     "Trace",
     "TraceError",
     "TraceWarning",
@@ -75,6 +86,7 @@ __all__ = [
     "fit",
     "load_trace",
     "pareto_front",
+    "profile",
 ]
 
 

@@ -33,6 +33,18 @@ class PlanError(ZeusHeteroError, ValueError):
     """A plan file is missing, of another version, or contradicts itself."""
 
 
+class SimulationError(ZeusHeteroError, ValueError):
+    """A simulated GPU is unknown, or was given impossible figures."""
+
+
+class ProfilingError(ZeusHeteroError, RuntimeError):
+    """A GPU cannot be profiled as asked, or its figures make no sense."""
+
+
+class GPUBusyError(ProfilingError):
+    """Another profiler is using the GPU or the folder."""
+
+
 class TraceWarning(UserWarning):
     """A trace is usable, but something in it was repaired, dropped or looks wrong."""
 

@@ -72,9 +72,14 @@ class Note:
     backend: str
 
     @property
+    def is_of_this_boot(self) -> bool:
+        """Whether the machine is the same and has not been restarted since."""
+        return self.boot == _boot()
+
+    @property
     def owner_is_alive(self) -> bool:
         """Whether the process that changed the limits still runs and will restore them itself."""
-        if self.boot != _boot():
+        if not self.is_of_this_boot:
             return False
         try:
             os.kill(self.pid, 0)
@@ -161,7 +166,7 @@ def restore_from_note(
         PowerLimitPermissionError: this process may not set power limits. The note is kept.
     """
     note = read_note(path)
-    if note.boot != _boot() and not force:
+    if not note.is_of_this_boot and not force:
         raise DeviceError(
             f"{path}: this note is of another machine, or from before a restart, which resets "
             "power limits. If the GPU is not as it should be, use force, else delete the note."
@@ -187,6 +192,8 @@ def restore_from_note(
             )
     for entry in note.limits:
         devices.set_limit_mw(gpus, here[entry.gpu], entry.limit)
+    # A note in a profile folder has a link here: both have done their duty.
+    Path(path).resolve().unlink(missing_ok=True)
     Path(path).unlink(missing_ok=True)
     return note.limits
 
@@ -210,7 +217,7 @@ def repair_from_notes(
         try:
             note = read_note(path)
             ours = wanted is None or any(entry.gpu in wanted for entry in note.limits)
-            if ours and note.boot == _boot() and not note.owner_is_alive:
+            if ours and note.is_of_this_boot and not note.owner_is_alive:
                 restored += restore_from_note(path)
         except Exception as error:
             logger.warning("Power limits were not restored from %s: %s", path, error)
@@ -351,9 +358,14 @@ def _boot() -> str:
 
 
 def _start_time(pid: int) -> int | None:
-    """When a process started, in clock ticks since boot (field 22 of its stat file)."""
+    """When a process started, in clock ticks since boot (field 22 of its stat file).
+
+    None if it does not run.
+    """
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return None
-    return int(stat.rpartition(")")[2].split()[19])
+    fields = stat.rpartition(")")[2].split()
+    # A zombie has ended, though nobody has taken note: common where a container has no init.
+    return None if fields[0] == "Z" else int(fields[19])

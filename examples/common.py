@@ -1,0 +1,305 @@
+"""What the examples share: the two workloads, a training step, and the flags for profiling."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from zeus_hetero import ZeusHeteroError, profile, simulation
+
+SYNTHETIC = "synthetic"
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A data set and the network that is trained on it by default.
+
+    Attributes:
+        name: as in traces.
+        arch: name of a torchvision model.
+        classes: number of classes.
+        image_size: pixels, height and width.
+        train_size: samples in the training set.
+    """
+
+    name: str
+    arch: str
+    classes: int
+    image_size: int
+    train_size: int
+
+
+CIFAR100 = Workload("cifar100", "shufflenet_v2_x1_0", 100, 32, 50_000)
+IMAGENET = Workload("imagenet", "resnet18", 1000, 224, 1_281_167)
+
+
+# -- flags ---------------------------------------------------------------------------------
+
+
+def add_workload_flags(parser: argparse.ArgumentParser, workload: Workload) -> None:
+    parser.add_argument("--arch", default=workload.arch, help="name of a torchvision model")
+    parser.add_argument(
+        "--data",
+        help=f"folder of the data set, or '{SYNTHETIC}' for generated images; by default 'data', "
+        "on simulated GPUs 'synthetic'",
+    )
+    parser.add_argument("--num_workers", type=int, default=4, help="data loader processes")
+    parser.add_argument("--gpu", type=int, default=0, help="index of the GPU")
+    parser.add_argument(
+        "--simulate", metavar="NAME", help="simulate a GPU: A10, T4 or the path of a trace"
+    )
+
+
+def add_profiling_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--power_limits", type=int, nargs="+", metavar="W", help="power limits to profile"
+    )
+    parser.add_argument(
+        "--epochs",
+        type=int,
+        default=1,
+        help="profiling goes on over further epochs until all windows are complete",
+    )
+    parser.add_argument("--warmup_steps", type=int, default=10, help="steps before a window")
+    parser.add_argument("--warmup_time", type=float, default=1.0, help="s before a window")
+    parser.add_argument("--profile_steps", type=int, default=40, help="steps in a window, at least")
+    parser.add_argument(
+        "--counter_ticks",
+        type=int,
+        default=50,
+        help="movements of the energy counter in a window, at least; 50 keep its error below 2%%",
+    )
+    parser.add_argument("--repeats", type=int, default=3, help="windows per point")
+
+
+def yes_or_no(text: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise argparse.ArgumentTypeError(f"{text!r}; expected True or False")
+    return text.lower() == "true"
+
+
+# -- devices, data, models -----------------------------------------------------------------
+
+
+def start_simulation(args: argparse.Namespace, workload: Workload) -> None:
+    """Simulate GPUs for the rest of this process, if flag or environment asks for it."""
+    if args.simulate:
+        simulation.use(*simulation.parse_gpus(args.simulate, workload.name)).install()
+    else:
+        simulation.install_from_environment()
+    if args.data is None:
+        args.data = SYNTHETIC if simulation.active() else "data"
+
+
+def check_data(args: argparse.Namespace, workload: Workload) -> int:
+    """Check that the training set is there; returns its number of samples."""
+    if args.data == SYNTHETIC:
+        return workload.train_size
+    folder = Path(args.data)
+    if workload is CIFAR100:
+        if not (folder / "cifar-100-python" / "train").is_file():
+            raise SystemExit(
+                f"{folder}: no folder cifar-100-python with CIFAR-100 in it. Download it with "
+                f"torchvision.datasets.CIFAR100({str(folder)!r}, download=True), or use "
+                f"--data {SYNTHETIC}."
+            )
+        return workload.train_size
+    if not any(path.is_dir() for path in folder.glob("train/*")):
+        raise SystemExit(
+            f"{folder / 'train'}: no folders of images, one per class. Give the folder of "
+            f"ImageNet with --data, or use --data {SYNTHETIC}."
+        )
+    return sum(1 for path in folder.glob("train/*/*") if path.is_file())
+
+
+def training_set(args: argparse.Namespace, workload: Workload):
+    from torchvision import datasets, transforms
+
+    if args.data == SYNTHETIC:
+        size = (3, workload.image_size, workload.image_size)
+        return datasets.FakeData(workload.train_size, size, workload.classes, transforms.ToTensor())
+    if workload is CIFAR100:
+        augment = [transforms.RandomCrop(32, padding=4), transforms.RandomHorizontalFlip()]
+        transform = transforms.Compose([*augment, transforms.ToTensor()])
+        return datasets.CIFAR100(args.data, train=True, transform=transform)
+    augment = [transforms.RandomResizedCrop(224), transforms.RandomHorizontalFlip()]
+    transform = transforms.Compose([*augment, transforms.ToTensor()])
+    return datasets.ImageFolder(str(Path(args.data) / "train"), transform)
+
+
+def build_model(args: argparse.Namespace, workload: Workload):
+    from torchvision import models
+
+    if args.arch not in models.list_models(module=models):
+        raise SystemExit(f"--arch {args.arch}: no such model in torchvision.models.")
+    return models.get_model(args.arch, weights=None, num_classes=workload.classes)
+
+
+# -- profiling -----------------------------------------------------------------------------
+
+
+class TrainingStep:
+    """Forward, backward and optimizer step of one batch size, on the GPU.
+
+    On a simulated GPU the model runs once, on two samples, so that an error in it shows; from
+    then on only the virtual clock moves. Epochs follow each other without end.
+    """
+
+    def __init__(self, args: argparse.Namespace, workload: Workload) -> None:
+        self._args = args
+        self._workload = workload
+        self._simulated = simulation.active()
+        self._train: Callable[[], None] | None = None
+
+    def __call__(self, batch_size: int) -> None:
+        """Run one step."""
+        first = self._train is None
+        if self._train is None:
+            # Not before: the profiler first looks at the GPU while nothing is on it.
+            self._train = build_training_step(self._args, self._workload)
+        if self._simulated is None or first:
+            self._train()
+        if self._simulated is not None:
+            self._simulated[self._args.gpu].run_step(batch_size)
+
+
+def build_training_step(args: argparse.Namespace, workload: Workload) -> Callable[[], None]:
+    """A training step on the next batch of `--batch_size` (2 on a simulated GPU)."""
+    import torch
+
+    on_cpu = simulation.active() is not None
+    device = torch.device("cpu" if on_cpu else f"cuda:{args.gpu}")
+    model = build_model(args, workload).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    loss = torch.nn.CrossEntropyLoss().to(device)
+    loader = torch.utils.data.DataLoader(
+        training_set(args, workload),
+        batch_size=2 if on_cpu else args.batch_size,
+        shuffle=True,
+        num_workers=0 if on_cpu else args.num_workers,
+        pin_memory=not on_cpu,
+        drop_last=True,
+    )
+    batches = endless(loader)
+
+    def train() -> None:
+        images, labels = next(batches)
+        images = images.to(device, non_blocking=True)
+        labels = labels.to(device, non_blocking=True)
+        optimizer.zero_grad(set_to_none=True)
+        loss(model(images), labels).backward()
+        optimizer.step()
+
+    return train
+
+
+def endless(loader: Iterable) -> Iterator:
+    """One epoch after the other, so that no window is cut short."""
+    while True:
+        yield from loader
+
+
+def profile_training_step(args: argparse.Namespace, workload: Workload) -> None:
+    """Profiling mode of a training script: measure one batch size, write `--profile_path`."""
+    if not args.profile_path or not args.power_limits:
+        raise SystemExit("--profile True needs --profile_path and --power_limits.")
+    check_data(args, workload)
+    trace = profile(
+        TrainingStep(args, workload),
+        [args.batch_size],
+        args.power_limits,
+        gpu_index=args.gpu,
+        fields={
+            "dataset": workload.name,
+            "arch": args.arch,
+            "data": SYNTHETIC if args.data == SYNTHETIC else "files",
+        },
+        **windows(args),
+    )
+    trace.save(args.profile_path)
+    print(trace)
+
+
+def windows(args: argparse.Namespace) -> dict:
+    names = ("warmup_steps", "warmup_time", "profile_steps", "counter_ticks", "repeats")
+    return {name: getattr(args, name) for name in names}
+
+
+def run_profiling(script: Path, workload: Workload, arguments: Sequence[str] | None = None) -> int:
+    """Main program of the `run_profiling.py` of an example.
+
+    Args:
+        script: the training script to profile.
+        workload: what it trains.
+        arguments: of the command line.
+
+    Returns:
+        Exit status.
+    """
+    parser = argparse.ArgumentParser(
+        description=f"Profile {script.name} over batch sizes and power limits. Run it again after "
+        "an interruption: only what is missing is measured."
+    )
+    parser.add_argument("--profile_folder", required=True, help="folder for the results")
+    parser.add_argument("--batch_sizes", type=int, nargs="+", required=True, metavar="B")
+    add_profiling_flags(parser)
+    add_workload_flags(parser, workload)
+    parser.add_argument("--resume", action="store_true", help="fail if there is nothing to resume")
+    parser.add_argument("--overwrite", action="store_true", help="delete earlier results first")
+    parser.add_argument("--dry_run", action="store_true", help="print the plan and its duration")
+    args = parser.parse_args(arguments)
+    return friendly(lambda: _run_profiling(script, workload, args))
+
+
+def _run_profiling(script: Path, workload: Workload, args: argparse.Namespace) -> int:
+    from zeus_hetero.measure import Windows
+    from zeus_hetero.profile_run import Grid, profile_with_script
+
+    start_simulation(args, workload)
+    dataset_size = check_data(args, workload)
+
+    def command(batch_size: int, result: Path) -> list[str]:
+        limits = [str(limit) for limit in args.power_limits]
+        flags = {
+            "--profile": True,
+            "--profile_path": result,
+            "--batch_size": batch_size,
+            "--epochs": args.epochs,
+            "--arch": args.arch,
+            "--data": args.data,
+            "--num_workers": args.num_workers,
+            "--gpu": args.gpu,
+            **{f"--{name}": value for name, value in windows(args).items()},
+        }
+        pairs = [str(part) for pair in flags.items() for part in pair]
+        return [sys.executable, str(script), *pairs, "--power_limits", *limits]
+
+    grid = Grid(
+        folder=args.profile_folder,
+        command=command,
+        batch_sizes=args.batch_sizes,
+        power_limits=args.power_limits or (),
+        gpu_index=args.gpu,
+        windows=Windows(**windows(args)),
+        settings={
+            "dataset": workload.name,
+            "arch": args.arch,
+            "data": SYNTHETIC if args.data == SYNTHETIC else "files",
+        },
+        dataset_size=dataset_size,
+    )
+    return profile_with_script(
+        grid, resume=args.resume, overwrite=args.overwrite, dry_run=args.dry_run
+    )
+
+
+def friendly(program: Callable[[], int | None]) -> int:
+    """Run a program; an error that it foresees is one sentence, not a traceback."""
+    try:
+        return program() or 0
+    except ZeusHeteroError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
