@@ -1,0 +1,228 @@
+"""How sure a prediction is: intervals that hold what was left out as often as they say.
+
+The intervals are conformal: a model's own leave-out residuals are sorted, and the half-width is
+the residual that the asked part of them does not exceed. No distribution is assumed, and few
+residuals give wide intervals.
+
+Source: Vovk, Gammerman, Shafer, Algorithmic Learning in a Random World (split conformal
+prediction), with residuals normalised by the expected deviation where a model knows one.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+from scipy.special import ndtri
+
+from zeus_hetero.errors import AllocationError, TraceError, TraceWarning
+from zeus_hetero.gpu_model import BatchSizes, GPUModel
+from zeus_hetero.trace import Trace
+
+# Relative noise of a measurement where there is nothing to learn it from. Three times the few
+# percent of a good window: nothing is known about this trace.
+_UNKNOWN_NOISE = 0.1
+# Below this many residuals the largest one decides, with a margin.
+_FEW = 10
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Time and energy of a training step, with how sure they are.
+
+    Attributes:
+        time: s.
+        energy: J.
+        time_interval: lowest and highest plausible time, s.
+        energy_interval: likewise energy, J.
+        confidence: how often a measurement should lie inside each interval.
+    """
+
+    time: float
+    energy: float
+    time_interval: tuple[float, float]
+    energy_interval: tuple[float, float]
+    confidence: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.time:.4g} s ({self.time_interval[0]:.4g} to {self.time_interval[1]:.4g}), "
+            f"{self.energy:.4g} J ({self.energy_interval[0]:.4g} to "
+            f"{self.energy_interval[1]:.4g}) at {self.confidence:.0%}"
+        )
+
+
+def check_confidence(confidence: float) -> float:
+    """The confidence, if it is one.
+
+    Raises:
+        AllocationError: not between 0 and 1.
+    """
+    if not isinstance(confidence, (int, float)) or not 0 < confidence < 1:
+        raise AllocationError(f"confidence is {confidence!r}; expected a number between 0 and 1.")
+    return float(confidence)
+
+
+def predict(
+    model: GPUModel, batch_size: int, power_limit: int, confidence: float = 0.9
+) -> Prediction:
+    """Time and energy of a step with their intervals; behind `GPUModel.predict`."""
+    check_confidence(confidence)
+    time = float(model.time(batch_size, power_limit))
+    energy = float(model.energy(batch_size, power_limit))
+    wide = [float(half) for half in model.spread(batch_size, power_limit, confidence)]
+    return Prediction(
+        time,
+        energy,
+        (time * math.exp(-wide[0]), time * math.exp(wide[0])),
+        (energy * math.exp(-wide[1]), energy * math.exp(wide[1])),
+        float(confidence),
+    )
+
+
+def conformal_quantile(residuals: np.ndarray) -> Callable[[float], float]:
+    """The half-width that a part of the residuals does not exceed, as a function of that part.
+
+    Args:
+        residuals: signed or not, any scale; nan are left out.
+
+    Returns:
+        From a confidence between 0 and 1 to the half-width. With fewer residuals than a
+        confidence needs, the largest one grown as a normal tail grows; with none, that of a
+        normal distribution with standard deviation 1.5.
+    """
+    sizes = np.sort(np.abs(residuals[np.isfinite(residuals)]))
+
+    def half_width(confidence: float) -> float:
+        normal = float(ndtri(0.5 + confidence / 2))
+        if sizes.size == 0:
+            return 1.5 * normal
+        rank = math.ceil((sizes.size + 1) * confidence)
+        if rank <= sizes.size:
+            return float(sizes[rank - 1])
+        last = sizes.size / (sizes.size + 1)
+        grown = max(normal / float(ndtri(0.5 + last / 2)), 1.0)
+        return float(sizes[-1]) * grown * (1.0 if sizes.size >= _FEW else 1.2)
+
+    return half_width
+
+
+def leave_out_residuals(
+    trace: Trace, make: Callable[[Trace], GPUModel]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Log residuals of time and energy with each inner batch size left out in turn.
+
+    Args:
+        trace: the measurements.
+        make: fits a model to a trace.
+
+    Returns:
+        log(measured / predicted) of time and of energy, one entry per prediction that could be
+        made; both empty with fewer than 3 batch sizes.
+    """
+    left: tuple[list[float], list[float]] = ([], [])
+    for size in trace.batch_sizes[1:-1]:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", TraceWarning)
+            try:
+                model = make(subset(trace, trace.batch_size != size))
+            except TraceError:
+                continue
+        for i in np.flatnonzero(trace.batch_size == size):
+            limit = int(trace.power_limit[i])
+            if limit not in model.power_limits:
+                continue
+            for figure, measured, predicted in (
+                (0, trace.time[i], float(model.time(int(size), limit))),
+                (1, trace.energy[i], float(model.energy(int(size), limit))),
+            ):
+                # A parabola may predict nothing at all; that is as wrong as a factor of e^3.
+                left[figure].append(math.log(measured / max(predicted, measured * 0.05)))
+    return np.array(left[0]), np.array(left[1])
+
+
+def typical_spread(
+    trace: Trace, make: Callable[[Trace], GPUModel]
+) -> tuple[Callable[[float], float], Callable[[float], float]]:
+    """Half-widths (log units) of time and energy as functions of the confidence.
+
+    With fewer than 3 batch sizes there is nothing to leave out: then those of 10 % noise.
+    """
+    time, energy = leave_out_residuals(trace, make)
+    if not time.size:
+        unknown = conformal_quantile(np.empty(0))
+        return (lambda c: _UNKNOWN_NOISE * unknown(c),) * 2
+    return conformal_quantile(time), conformal_quantile(energy)
+
+
+def subset(trace: Trace, keep: np.ndarray) -> Trace:
+    """Some records of a trace.
+
+    Args:
+        trace: the measurements.
+        keep: a boolean per record, or indices.
+    """
+    indices = np.arange(len(trace))[keep]
+    return replace(
+        trace,
+        batch_size=trace.batch_size[indices],
+        power_limit=trace.power_limit[indices],
+        time=trace.time[indices],
+        energy=trace.energy[indices],
+        steps=trace.steps[indices],
+        extra=tuple(trace.extra[i] for i in indices) if trace.extra else (),
+    )
+
+
+class Pessimistic(GPUModel):
+    """A model that answers with times and energies that are exceeded with a small probability.
+
+    An allocation found with it avoids points that are cheap only if the model is right.
+
+    Args:
+        model: the model to take the predictions and their spread from.
+        risk: probability, between 0 and 0.5, that a measurement exceeds an answer; 0.5 changes
+            nothing.
+    """
+
+    def __init__(self, model: GPUModel, risk: float) -> None:
+        if not isinstance(risk, (int, float)) or not 0 < risk <= 0.5:
+            raise AllocationError(
+                f"risk is {risk!r}; expected a probability above 0 and at most 0.5, such as 0.05."
+            )
+        self.model = model
+        self.risk = float(risk)
+        self.name = model.name
+        self.trace = model.trace
+        self.power_limits = model.power_limits
+
+    def time(self, batch_size: BatchSizes, power_limit: int) -> np.ndarray:  # noqa: D102
+        return self.model.time(batch_size, power_limit) * self._margin(batch_size, power_limit, 0)
+
+    def energy(self, batch_size: BatchSizes, power_limit: int) -> np.ndarray:  # noqa: D102
+        return self.model.energy(batch_size, power_limit) * self._margin(batch_size, power_limit, 1)
+
+    def accumulation_steps(self, batch_size: BatchSizes, power_limit: int) -> np.ndarray:  # noqa: D102
+        return self.model.accumulation_steps(batch_size, power_limit)
+
+    def distance(self, batch_size: BatchSizes, power_limit: int) -> np.ndarray:  # noqa: D102
+        return self.model.distance(batch_size, power_limit)
+
+    def spread(  # noqa: D102
+        self, batch_size: BatchSizes, power_limit: int, confidence: float = 0.9
+    ) -> tuple[np.ndarray, np.ndarray]:
+        return self.model.spread(batch_size, power_limit, confidence)
+
+    def _margin(self, batch_size: BatchSizes, power_limit: int, figure: int) -> np.ndarray:
+        if self.risk == 0.5:
+            return np.ones(np.shape(batch_size))
+        # An interval that holds 1 - 2 risk leaves risk on each side.
+        return np.exp(self.model.spread(batch_size, power_limit, 1 - 2 * self.risk)[figure])
+
+
+def pessimistic(model: GPUModel, risk: float | None) -> GPUModel:
+    """The model itself without a risk (None), else its `Pessimistic` form."""
+    return model if risk is None else Pessimistic(model, risk)
