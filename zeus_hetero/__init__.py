@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from zeus_hetero.allocation import Allocation, Worker
+    from zeus_hetero.allocator import allocate, compare, pareto_front
     from zeus_hetero.errors import (
         AllocationError,
         InfeasibleError,
@@ -35,8 +36,11 @@ _HOME = {
     "TraceWarning": "errors",
     "Worker": "allocation",
     "ZeusHeteroError": "errors",
+    "allocate": "allocator",
+    "compare": "allocator",
     "fit": "gpu_model",
     "load_trace": "trace",
+    "pareto_front": "allocator",
 }
 
 __all__ = [
@@ -50,8 +54,11 @@ __all__ = [
     "TraceWarning",
     "Worker",
     "ZeusHeteroError",
+    "allocate",
+    "compare",
     "fit",
     "load_trace",
+    "pareto_front",
 ]
 
 

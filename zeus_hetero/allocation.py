@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
@@ -190,9 +191,9 @@ class Allocation:
     def __str__(self) -> str:
         from rich.console import Console
 
-        console = Console(width=110, record=True, file=open(os.devnull, "w"))
-        console.print(self)
-        return console.export_text().rstrip()
+        text = io.StringIO()
+        Console(width=110, file=text).print(self)
+        return text.getvalue().rstrip()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Draw the plan as a table."""
@@ -254,13 +255,13 @@ def _check_micro_batches(worker: Worker, rank: int) -> None:
     )
     if not fits:
         raise PlanError(
-            f"worker {rank} ({worker.gpu}): a share of {worker.batch_size} as {steps} micro-batches "
-            f"of at most {largest}; expected micro_batch_size = ceil(batch_size / "
+            f"worker {rank} ({worker.gpu}): a share of {worker.batch_size} as {steps} "
+            f"micro-batches of at most {largest}; expected micro_batch_size = ceil(batch_size / "
             "accumulation_steps)."
         )
 
 
-_PARSERS: dict[str, tuple[type, ...]] = {
+_JSON_TYPES: dict[str, tuple[type, ...]] = {
     "int": (int,),
     "float": (int, float),
     "str": (str,),
@@ -268,23 +269,21 @@ _PARSERS: dict[str, tuple[type, ...]] = {
 }
 
 
-def _typed(
-    cls: type, record: Any, where: str, skip: tuple[str, ...] = ()
-) -> dict[str, Any]:
+def _typed(cls: type, record: Any, where: str, skip: tuple[str, ...] = ()) -> dict[str, Any]:
     """The record's entries for a dataclass's fields, each of its declared type."""
     if not isinstance(record, dict):
         raise PlanError(f"{where} is {record!r}; expected an object.")
-    arguments = {}
+    arguments: dict[str, Any] = {}
     for entry in fields(cls):
         if entry.name in skip:
             continue
         if entry.name not in record:
             raise PlanError(f"{where}: no {entry.name}; the file was edited or truncated.")
-        value = record[entry.name]
+        value: Any = record[entry.name]
         if entry.name == "lower_bound" and value is None:
             value = -math.inf
-        known = _PARSERS[str(entry.type)]
-        if not isinstance(value, known) or (isinstance(value, bool) and bool not in known):
+        known = _JSON_TYPES[str(entry.type)]
+        if type(value) not in known:
             raise PlanError(f"{where}: {entry.name} is {value!r}; expected {entry.type}.")
         arguments[entry.name] = float(value) if entry.type == "float" else value
     return arguments

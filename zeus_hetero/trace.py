@@ -192,8 +192,8 @@ def load_trace(
     Args:
         source: one of
 
-            - a path to JSON, ``{"32": [{"power_limit": 300, "energy": 23.4, "time": 0.249}, ...]}``:
-              W, J and s over a window of ``steps`` training steps;
+            - a path to JSON, ``{"32": [{"power_limit": 300, "energy": 23.4, "time": 0.249}]}``: W,
+              J and s over a window of ``steps`` training steps;
             - a path to a CSV file with Zeus's columns ``dataset, network, batch_size, optimizer,
               power_limit, time_per_epoch, average_power``, or with the DataFrame's columns;
             - a DataFrame with ``batch_size, power_limit, time, energy`` and optionally ``steps``;
@@ -237,9 +237,7 @@ def load_trace(
             f"{where}: is a folder; expected a trace file, such as {path / 'profiling.json'}."
         ) from None
     except (OSError, UnicodeDecodeError) as error:
-        raise TraceError(
-            f"{where}: cannot be read ({error}); expected JSON or CSV text."
-        ) from None
+        raise TraceError(f"{where}: cannot be read ({error}); expected JSON or CSV text.") from None
     if path.suffix.lower() == ".csv":
         return _from_csv(path, where, gpu, steps, dataset, network, optimizer, dataset_size)
     return _from_json(text, where, gpu, steps)
@@ -257,7 +255,8 @@ def _from_json(text: str, where: str, gpu: str | None, steps: int | None) -> Tra
         ) from None
     if not isinstance(top, _Pairs):
         raise TraceError(
-            f'{where}: top level is a {type(top).__name__}; expected {{"<batch size>": [...], ...}}.'
+            f"{where}: top level is a {type(top).__name__}; "
+            'expected {"<batch size>": [...], ...}.'
         )
     records = []
     for key, group in top:
@@ -414,7 +413,9 @@ def _check_record(record: dict[str, Any], place: str, default_steps: int) -> _Po
     batch = _batch_size(fields.pop("batch_size"), place)
     limit = fields.pop("power_limit")
     if not _is_integral(limit) or limit <= 0:
-        raise TraceError(f"{place}: power_limit is {limit!r}; expected a positive whole number of W.")
+        raise TraceError(
+            f"{place}: power_limit is {limit!r}; expected a positive whole number of W."
+        )
     steps = fields.pop("steps", None)
     if steps is None or (isinstance(steps, float) and math.isnan(steps)):
         steps = default_steps

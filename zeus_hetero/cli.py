@@ -1,0 +1,325 @@
+"""Subcommands of ``zeus-hetero``.
+
+Bad input ends in one line on stderr and exit status 2, never in a traceback.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Optional, TextIO, Union
+
+import tyro
+
+from zeus_hetero.errors import AllocationError, TraceWarning, ZeusHeteroError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from zeus_hetero.allocation import Allocation
+    from zeus_hetero.trace import Trace
+
+
+@dataclass
+class Problem:
+    """What to share out, and what matters."""
+
+    global_batch_size: int = 4096
+    """Samples per optimizer step over all GPUs."""
+    eta: float = 0.5
+    """Weight of energy against time: 1 minimises energy, 0 time."""
+    max_slowdown: Optional[float] = None
+    """Minimise energy among allocations at most this many times slower than the fastest."""
+    wait_power: tuple[str, ...] = ()
+    """W that a waiting GPU draws: one figure, or one per GPU as A10=60 T4=40."""
+    sync_time: float = 0.0
+    """s per step in which gradients are exchanged."""
+    granularity: int = 1
+    """Shares are multiples of this."""
+    max_batch_size: tuple[str, ...] = ()
+    """Largest share of a GPU: one figure, or one per GPU as A10=4096 T4=1024."""
+    model: str = "interpolated"
+    """Model of a GPU."""
+    objective: str = "synchronous"
+    """What a step costs: synchronous, or independent as in the original system."""
+    paper: bool = False
+    """Reproduce the original system: independent objective, quadratic model."""
+
+
+@dataclass
+class Output:
+    """Where results go."""
+
+    results: Optional[Path] = None
+    """CSV table of the methods; <gpu1>_<gpu2>_results.csv by default."""
+    plan: Optional[Path] = None
+    """Write the optimal plan here, for training."""
+    plots: Optional[Path] = None
+    """Folder for pictures."""
+
+
+@dataclass
+class Allocate:
+    """Find the best batch shares and power limits for a set of GPUs, and compare the methods."""
+
+    gpu1: Optional[str] = None
+    """Name of the strongest GPU."""
+    trace1: Optional[Path] = None
+    """Its trace."""
+    gpu2: Optional[str] = None
+    """Name of the other GPU."""
+    trace2: Optional[Path] = None
+    """Its trace."""
+    gpu: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
+    """GPUs as NAME=TRACE or NAME=TRACE:COUNT, strongest first; repeat for each kind."""
+    steps: Optional[int] = None
+    """Training steps per measured window, for traces that do not say."""
+    dataset: Optional[str] = None
+    """Of a Zeus CSV trace with several workloads, the data set to take."""
+    network: Optional[str] = None
+    """Likewise the network."""
+    optimizer: Optional[str] = None
+    """Likewise the optimizer."""
+    dataset_size: Optional[int] = None
+    """Samples in an epoch of a Zeus CSV trace."""
+    problem: Annotated[Problem, tyro.conf.arg(name="")] = field(default_factory=Problem)
+    output: Annotated[Output, tyro.conf.arg(name="")] = field(default_factory=Output)
+
+    def run(self) -> None:
+        """Solve, print and write."""
+        from zeus_hetero.trace import load_trace
+
+        traces: dict[str, Trace] = {}
+        counts: dict[str, int] = {}
+        for name, path, count in self._gpus():
+            if name in traces:
+                raise AllocationError(
+                    f"GPU {name!r} is given twice; expected each kind once, as NAME=TRACE:COUNT."
+                )
+            traces[name] = load_trace(
+                path, gpu=name, steps=self.steps, dataset=self.dataset, network=self.network,
+                optimizer=self.optimizer, dataset_size=self.dataset_size,
+            )  # fmt: skip
+            counts[name] = count
+        _solve_and_show(traces, counts, self.problem, self.output)
+
+    def _gpus(self) -> list[tuple[str, str, int]]:
+        pairs = [("gpu1", self.gpu1, self.trace1), ("gpu2", self.gpu2, self.trace2)]
+        gpus = []
+        for flag, name, path in pairs:
+            if (name is None) != (path is None):
+                missing = f"--{flag}" if name is None else f"--trace{flag[-1]}"
+                raise AllocationError(
+                    f"{missing} is missing; --{flag} and --trace{flag[-1]} go together."
+                )
+            if name is not None:
+                gpus.append((name, str(path), 1))
+        gpus += [_gpu_argument(text) for text in self.gpu]
+        if not gpus:
+            raise AllocationError(
+                "no GPUs given; expected --gpu1 NAME --trace1 PATH --gpu2 NAME --trace2 PATH, or "
+                "--gpu NAME=PATH[:COUNT] for each kind. To try it: zeus-hetero demo"
+            )
+        return gpus
+
+
+@dataclass
+class Demo:
+    """Allocate on the measurements that come with the package: A10 and T4 on AWS."""
+
+    workload: str = "cifar100"
+    """cifar100 or imagenet."""
+    problem: Annotated[Problem, tyro.conf.arg(name="")] = field(default_factory=Problem)
+    output: Annotated[Output, tyro.conf.arg(name="")] = field(default_factory=Output)
+
+    def run(self) -> None:
+        """Solve, print and write."""
+        from zeus_hetero.bundled import BUNDLED_GPUS, bundled_trace
+
+        traces = {gpu: bundled_trace(gpu, self.workload) for gpu in BUNDLED_GPUS}
+        _solve_and_show(traces, dict.fromkeys(traces, 1), self.problem, self.output)
+
+
+Command = Union[Allocate, Demo]
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command.
+
+    Args:
+        arguments: as on the command line, without the program's name.
+
+    Returns:
+        Exit status: 0, 2 for bad input, 130 if interrupted.
+    """
+    warnings.showwarning = _show_warning
+    commands: dict[str, Any] = {"allocate": Allocate, "demo": Demo}
+    try:
+        command = tyro.extras.subcommand_cli_from_dict(
+            commands,
+            prog="zeus-hetero",
+            description="Batch shares and power limits for training on different GPUs.",
+            args=arguments,
+            config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),
+        )
+        command.run()
+    except (ZeusHeteroError, OSError) as error:
+        print(f"zeus-hetero: error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("zeus-hetero: interrupted", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    del filename, lineno, file, line
+    name = "warning" if issubclass(category, TraceWarning) else category.__name__
+    print(f"zeus-hetero: {name}: {message}", file=sys.stderr)
+
+
+def _gpu_argument(text: str) -> tuple[str, str, int]:
+    name, equals, rest = text.partition("=")
+    path, colon, count = rest.rpartition(":")
+    if not colon or not count.isdigit():
+        path, count = rest, "1"
+    if not name or not equals or not path or int(count) < 1:
+        raise AllocationError(
+            f"--gpu {text!r}; expected NAME=TRACE or NAME=TRACE:COUNT, such as T4=t4.json:4."
+        )
+    return name, path, int(count)
+
+
+def _figures(flag: str, texts: Sequence[str], kind: type) -> object:
+    """Parse ``60`` or ``A10=60 T4=40``; None if nothing was given."""
+    if not texts:
+        return None
+    try:
+        if len(texts) == 1 and "=" not in texts[0]:
+            return kind(texts[0])
+        return {name: kind(value) for name, _, value in (text.partition("=") for text in texts)}
+    except ValueError:
+        raise AllocationError(
+            f"--{flag} {' '.join(texts)}; expected one figure or NAME=FIGURE for each GPU."
+        ) from None
+
+
+def _solve_and_show(
+    traces: dict[str, Trace], counts: dict[str, int], problem: Problem, output: Output
+) -> None:
+    from zeus_hetero.allocator import plans_by_method, tabulate
+
+    options: dict[str, Any] = {
+        "gpus": counts,
+        "objective": "independent" if problem.paper else problem.objective,
+        "model": "quadratic" if problem.paper else problem.model,
+        "eta": problem.eta,
+        "wait_power": _figures("wait-power", problem.wait_power, float),
+        "sync_time": problem.sync_time,
+        "granularity": problem.granularity,
+        "max_batch_size": _figures("max-batch-size", problem.max_batch_size, int),
+    }
+    plans, skipped = plans_by_method(
+        traces, problem.global_batch_size, max_slowdown=problem.max_slowdown, **options
+    )
+    table = tabulate(plans)
+    _print(table, plans["optimal"], skipped)
+    if problem.paper:
+        _print_window(traces, plans)
+    results = output.results or Path("_".join(list(traces)[:2]) + "_results.csv")
+    table.to_csv(results)
+    written = [results]
+    if output.plan:
+        plans["optimal"].save(output.plan)
+        written.append(output.plan)
+    if output.plots:
+        written += _draw(traces, plans, output.plots, problem, options)
+    print("wrote " + ", ".join(map(str, written)))
+
+
+def _print_window(traces: dict[str, Trace], plans: dict[str, Allocation]) -> None:
+    """The original system publishes the cost of a whole profiling window, not of a step."""
+    windows = {int(steps) for trace in traces.values() for steps in trace.steps}
+    if len(windows) == 1:
+        steps = windows.pop()
+        costs = ", ".join(
+            f"{method} {steps * plans[method].cost:.4f}"
+            for method in ("brute_force", "heuristic", "baseline")
+            if method in plans
+        )
+        print(f"cost over the profiling window of {steps} steps, as published: {costs}")
+
+
+def _print(table: pd.DataFrame, optimal: Allocation, skipped: dict[str, str]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    console.print(optimal)
+    time_unit, energy_unit = ("rel.", "rel.") if optimal.relative else ("s", "J")
+    view = Table(
+        title="Methods, judged alike; saved against the even split at maximum power",
+        title_justify="left",
+    )
+    view.add_column("method")
+    view.add_column("shares")
+    view.add_column("limits (W)")
+    for header in (f"step ({time_unit})", f"step ({energy_unit})", "cost", "time saved",
+                   "energy saved", "solved in (ms)"):  # fmt: skip
+        view.add_column(header, justify="right")
+    for method, row in table.iterrows():
+        view.add_row(
+            str(method).replace("_", " "),
+            _short(row["shares"]),
+            _short(row["power_limits"]),
+            f"{row['step_time']:.4g}",
+            f"{row['step_energy']:.4g}",
+            f"{row['cost']:.6g}",
+            f"{row['time_saved_vs_equal_max_power']:.1%}",
+            f"{row['energy_saved_vs_equal_max_power']:.1%}",
+            f"{1000 * row['solve_time']:.1f}",
+        )
+    console.print(view)
+    for method, reason in skipped.items():
+        console.print(f"{method}: left out: {reason}", markup=False, highlight=False)
+
+
+def _short(figures: Sequence[int]) -> str:
+    """Figures in a row, equal neighbours counted: ``1140 / 812 / 4 x 536``."""
+    runs = [(figure, len(list(group))) for figure, group in itertools.groupby(figures)]
+    return " / ".join(f"{n} x {figure}" if n > 2 else " / ".join([str(figure)] * n)
+                      for figure, n in runs)  # fmt: skip
+
+
+def _draw(
+    traces: dict[str, Trace],
+    plans: dict[str, Allocation],
+    folder: Path,
+    problem: Problem,
+    options: dict[str, Any],
+) -> list[Path]:
+    from zeus_hetero import plotting
+    from zeus_hetero.allocator import pareto_front
+    from zeus_hetero.gpu_model import fit
+
+    folder.mkdir(parents=True, exist_ok=True)
+    figures = {f"{name}_fit.png": plotting.plot_model(fit(trace, str(options["model"])), name)
+               for name, trace in traces.items()}  # fmt: skip
+    figures["methods.png"] = plotting.plot_methods(plans)
+    if options["objective"] == "synchronous":
+        front = pareto_front(traces, problem.global_batch_size, **options)
+        figures["pareto.png"] = plotting.plot_pareto(front, plans)
+    for name, figure in figures.items():
+        figure.savefig(folder / name, dpi=130)
+    return [folder / name for name in figures]
