@@ -40,7 +40,7 @@ def resolve_power_limits(trace: Trace, power_limits: PowerLimits) -> tuple[int, 
             )
         power_limits = 1
     lowest, highest = measured[-1], measured[0]
-    if isinstance(power_limits, (int, np.integer)) and not isinstance(power_limits, bool):
+    if isinstance(power_limits, (int, np.integer)):
         if power_limits < 1:
             raise AllocationError(
                 f"power_limits is {power_limits}; expected a step of at least 1 W."

@@ -10,7 +10,14 @@ from scipy.optimize import isotonic_regression
 
 from zeus_hetero.errors import TraceWarning
 from zeus_hetero.gpu_model import BatchSizes, GPUModel, Interpolated
-from zeus_hetero.physics import fit_power_curve, fit_time_curve, power_curve, time_curve
+from zeus_hetero.physics import (
+    fit_power_curve,
+    fit_time_curve,
+    power_curve,
+    power_noise,
+    time_curve,
+    time_noise,
+)
 from zeus_hetero.power_limits import PowerLimits, resolve_power_limits
 from zeus_hetero.surface import Smoothness, Surface, fit_surface
 from zeus_hetero.trace import Trace
@@ -93,7 +100,8 @@ class Smooth(GPUModel):
         self._points = np.log(np.column_stack([trace.batch_size, trace.power_limit]).astype(float))
         self._logs = {"time": np.log(trace.time), "power": np.log(trace.average_power)}
         self._fit(validate)
-        self._factor = {"time": _unvalidated, "energy": _unvalidated}
+        unknown = conformal_quantile(np.empty(0))
+        self._factor = {"time": unknown, "energy": unknown}
         if validate:
             self._calibrate()
             self._compare_with_interpolation()
@@ -154,11 +162,13 @@ class Smooth(GPUModel):
         self._believed = believed
 
     def _surface(self, figure: str, believed: np.ndarray, smoothness: Smoothness | None) -> Surface:
-        curve, fit_curve = {
-            "time": (time_curve, fit_time_curve),
-            "power": (power_curve, fit_power_curve),
+        curve, noise_curve, fit_curve = {
+            "time": (time_curve, time_noise, fit_time_curve),
+            "power": (power_curve, power_noise, fit_power_curve),
         }[figure]
-        return fit_surface(self._points, self._logs[figure], curve, fit_curve, believed, smoothness)
+        return fit_surface(
+            self._points, self._logs[figure], curve, noise_curve, fit_curve, believed, smoothness
+        )
 
     def _find_outliers(self, believed: np.ndarray) -> list[tuple[Outlier, int]]:
         room = int(_OUTLIER_SHARE * len(self.trace)) - len(self.outliers)
@@ -286,11 +296,6 @@ class Smooth(GPUModel):
         micro = np.asarray(batch_size, dtype=float) / np.maximum(steps, 1)
         logs = np.interp(np.log(np.maximum(micro, 1.0)), self._knots, table[power_limit])
         return np.asarray(steps * np.exp(logs))
-
-
-def _unvalidated(confidence: float) -> float:
-    """Normal quantile, widened: a fit that was not validated is less sure than it says."""
-    return conformal_quantile(np.empty(0))(confidence)
 
 
 def _rising(values: np.ndarray, axis: int) -> np.ndarray:

@@ -27,12 +27,10 @@ class Smoothness:
             power limits, and the local part; 0 everywhere is the curve alone.
         reach: length scales in log units: batch size of the shared part, power limit of the
             shared part, batch size and power limit of the local part.
-        noise: standard deviation of one measurement, log units.
     """
 
     amplitude: tuple[float, float, float] = (0.03, 0.06, 0.05)
     reach: tuple[float, float, float, float] = (0.6, 0.2, 0.8, 0.25)
-    noise: float = 0.02
 
     def scaled(self, amplitude: float, reach: float) -> Smoothness:
         """The same with larger or smaller deviations and length scales."""
@@ -40,7 +38,6 @@ class Smoothness:
         return Smoothness(
             (a[0] * amplitude, a[1] * amplitude, a[2] * amplitude),
             (r[0] * reach, r[1] * reach, r[2] * reach, r[3] * reach),
-            self.noise,
         )
 
     def covariance(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
@@ -68,7 +65,7 @@ class Smoothness:
 _USUAL = (1.0, 1.0)
 _CANDIDATES = (_USUAL, (0.0, 1.0), (0.35, 1.0), (2.5, 1.0), (1.0, 0.6), (1.0, 1.6), (2.5, 0.6))
 # A candidate must beat the usual one clearly, or chance picks it.
-_CLEARLY = 0.97
+_CLEARLY = 0.85
 
 
 @dataclass(frozen=True)
@@ -98,7 +95,8 @@ class Surface:
     Attributes:
         points: shape (n, 2), log batch size and log power limit of the measurements.
         curve: the physical curve.
-        theta: its parameters.
+        noise_curve: standard deviation of one measurement, likewise.
+        theta: their parameters.
         smoothness: how far the surface may leave the curve.
         noise: by point, standard deviation of its measurement; huge for points not believed.
         weights: by point, its weight in the deviation from the curve.
@@ -108,6 +106,7 @@ class Surface:
 
     points: np.ndarray
     curve: Curve
+    noise_curve: Curve
     theta: np.ndarray
     smoothness: Smoothness
     noise: np.ndarray
@@ -126,20 +125,24 @@ class Surface:
         cross = self.smoothness.covariance(at, self.points)
         explained = np.sum(cross.T * cho_solve(self.cholesky, cross.T), axis=0)
         prior = sum(a**2 for a in self.smoothness.amplitude)
-        return np.sqrt(np.maximum(prior - explained, 0.0) + self.smoothness.noise**2)
+        return np.sqrt(np.maximum(prior - explained, 0.0) + self._noise(at) ** 2)
+
+    def _noise(self, at: np.ndarray) -> np.ndarray:
+        return self.noise_curve(self.theta, at[:, 0], at[:, 1])
 
     def left_out(self) -> tuple[np.ndarray, np.ndarray]:
         """Residual of each point against the surface through all others, and its deviation."""
         inverse = np.diag(cho_solve(self.cholesky, np.eye(len(self.points))))
         # The deviation as if the point itself were believed, so that one that is not stays out.
         others = np.maximum(1 / inverse - self.noise**2, 0.0)
-        return self.weights / inverse, np.sqrt(others + self.smoothness.noise**2)
+        return self.weights / inverse, np.sqrt(others + self._noise(self.points) ** 2)
 
 
 def fit_surface(
     points: np.ndarray,
     values: np.ndarray,
     curve: Curve,
+    noise_curve: Curve,
     fit_curve: FitCurve,
     believed: np.ndarray,
     smoothness: Smoothness | None = None,
@@ -150,7 +153,8 @@ def fit_surface(
         points: shape (n, 2), log batch size and log power limit.
         values: log of the measured figure, n.
         curve: the physical curve.
-        fit_curve: finds its parameters.
+        noise_curve: standard deviation of one measurement, likewise.
+        fit_curve: finds their parameters.
         believed: n booleans; a point that is not believed has next to no influence.
         smoothness: None chooses it by cross-validation, a value takes it as it is.
 
@@ -160,11 +164,19 @@ def fit_surface(
     use = np.flatnonzero(believed)
     theta = fit_curve(points[use, 0], points[use, 1], values[use])
     residual = values - curve(theta, points[:, 0], points[:, 1])
+    expected = noise_curve(theta, points[:, 0], points[:, 1])
+
+    def condition(chosen: Smoothness, validation: CrossValidation | None = None) -> Surface:
+        cholesky = cho_factor(chosen.covariance(points, points) + np.diag(noise**2))
+        weights = cho_solve(cholesky, residual)
+        return Surface(
+            points, curve, noise_curve, theta, chosen, noise, weights, cholesky, validation
+        )
+
+    usual = smoothness or Smoothness()
+    noise = _noise(points, residual, usual, believed, expected)
     if smoothness is not None:
-        noise = _noise(points, residual, smoothness, believed)
-        return _condition(points, residual, curve, theta, smoothness, noise)
-    usual = Smoothness()
-    noise = _noise(points, residual, usual, believed)
+        return condition(smoothness)
     folds = []
     for fold in _folds(points, believed):
         rest = np.setdiff1d(use, fold)
@@ -173,37 +185,27 @@ def fit_surface(
     trials = []
     for candidate in _CANDIDATES:
         trial = usual.scaled(*candidate)
-        trials.append((trial, _validate(points, folds, trial, noise)))
+        trials.append((trial, _validate(points, folds, trial, noise, expected)))
     best = min(range(len(trials)), key=lambda i: trials[i][1].score * (_CLEARLY if i == 0 else 1))
     chosen, validation = trials[best]
-    return _condition(points, residual, curve, theta, chosen, noise, validation)
-
-
-def _condition(
-    points: np.ndarray,
-    residual: np.ndarray,
-    curve: Curve,
-    theta: np.ndarray,
-    smoothness: Smoothness,
-    noise: np.ndarray,
-    validation: CrossValidation | None = None,
-) -> Surface:
-    cholesky = cho_factor(smoothness.covariance(points, points) + np.diag(noise**2))
-    weights = cho_solve(cholesky, residual)
-    return Surface(points, curve, theta, smoothness, noise, weights, cholesky, validation)
+    return condition(chosen, validation)
 
 
 def _noise(
-    points: np.ndarray, residual: np.ndarray, smoothness: Smoothness, believed: np.ndarray
+    points: np.ndarray,
+    residual: np.ndarray,
+    smoothness: Smoothness,
+    believed: np.ndarray,
+    expected: np.ndarray,
 ) -> np.ndarray:
     """Noise by point: more for points that lie far off (iteratively reweighted, Huber)."""
-    noise = np.where(believed, smoothness.noise, 100.0)
+    noise = np.where(believed, expected, 100.0)
     covariance = smoothness.covariance(points, points)
     for _ in range(3):
         cholesky = cho_factor(covariance + np.diag(noise**2))
         off = np.abs(noise**2 * cho_solve(cholesky, residual))
-        weight = np.minimum(1.0, 2.5 * smoothness.noise / np.maximum(off, 1e-12))
-        noise = np.where(believed, smoothness.noise / np.sqrt(weight), 100.0)
+        weight = np.minimum(1.0, 2.5 * expected / np.maximum(off, 1e-12))
+        noise = np.where(believed, expected / np.sqrt(weight), 100.0)
     return noise
 
 
@@ -230,6 +232,7 @@ def _validate(
     folds: list[tuple[np.ndarray, np.ndarray, np.ndarray]],
     smoothness: Smoothness,
     noise: np.ndarray,
+    expected: np.ndarray,
 ) -> CrossValidation:
     covariance = smoothness.covariance(points, points)
     prior = sum(a**2 for a in smoothness.amplitude)
@@ -241,5 +244,5 @@ def _validate(
         solved = cho_solve(cholesky, np.column_stack([residual[rest], cross.T]))
         left[fold] = residual[fold] - cross @ solved[:, 0]
         explained = np.sum(cross.T * solved[:, 1:], axis=0)
-        deviation[fold] = np.sqrt(np.maximum(prior - explained, 0.0) + smoothness.noise**2)
+        deviation[fold] = np.sqrt(np.maximum(prior - explained, 0.0) + expected[fold] ** 2)
     return CrossValidation(left, deviation)
