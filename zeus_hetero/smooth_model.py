@@ -204,9 +204,12 @@ class Smooth(GPUModel):
         if time is None or power is None:
             return
         energy = time.residual + power.residual
+        groups = len(np.unique(self.trace.batch_size[np.isfinite(energy)]))
         self._factor = {
-            "time": conformal_quantile(time.residual / time.deviation),
-            "energy": conformal_quantile(energy / np.hypot(time.deviation, power.deviation)),
+            "time": conformal_quantile(time.residual / time.deviation, groups),
+            "energy": conformal_quantile(
+                energy / np.hypot(time.deviation, power.deviation), groups
+            ),
         }
 
     @property

@@ -83,11 +83,15 @@ def predict(
     )
 
 
-def conformal_quantile(residuals: np.ndarray) -> Callable[[float], float]:
+def conformal_quantile(
+    residuals: np.ndarray, groups: int | None = None
+) -> Callable[[float], float]:
     """The half-width that a part of the residuals does not exceed, as a function of that part.
 
     Args:
         residuals: signed or not, any scale; nan are left out.
+        groups: number of batch sizes that were left out, if fewer than residuals: those of one
+            batch size err together, so that they count as about two (on the public traces).
 
     Returns:
         From a confidence between 0 and 1 to the half-width. With fewer residuals than a
@@ -95,15 +99,16 @@ def conformal_quantile(residuals: np.ndarray) -> Callable[[float], float]:
         normal distribution with standard deviation 1.5.
     """
     sizes = np.sort(np.abs(residuals[np.isfinite(residuals)]))
+    independent = max(min(2 * groups if groups else sizes.size, sizes.size), 1)
 
     def half_width(confidence: float) -> float:
         normal = float(ndtri(0.5 + confidence / 2))
         if sizes.size == 0:
             return 1.5 * normal
-        rank = math.ceil((sizes.size + 1) * confidence)
+        rank = sizes.size * confidence * (1 + 1 / independent)
         if rank <= sizes.size:
-            return float(sizes[rank - 1])
-        last = sizes.size / (sizes.size + 1)
+            return float(sizes[math.ceil(rank) - 1])
+        last = independent / (independent + 1)
         grown = max(normal / float(ndtri(0.5 + last / 2)), 1.0)
         return float(sizes[-1]) * grown * (1.0 if sizes.size >= _FEW else 1.2)
 
