@@ -26,6 +26,8 @@ Method = Callable[[Problem], Optional[Solution]]
 
 OBJECTIVES = ("synchronous", "independent")
 
+_LARGE_TABLE = 200_000  # options; below, bounding the shares costs more than it saves
+
 _Number = TypeVar("_Number", int, float)
 
 
@@ -160,7 +162,7 @@ class Case:
     def _solve(self, method: Method, deadline: float) -> Allocation:
         busy = deadline - getattr(self.objective, "sync_time", 0.0)
         found: list[tuple[Solution, list[tuple[int, int]]]] = []
-        for problem, places in self._problems():
+        for problem, places in self._problems(self._worthwhile_shares(busy)):
             solution = method(problem.within(busy))
             if solution is not None:
                 found.append((solution, places(solution)))
@@ -196,10 +198,64 @@ class Case:
         """Sum of the GPUs' maximum power limits, W."""
         return float(sum(self.models[name].trace.power_limits[0] for name in self.gpus))
 
+    def _worthwhile_shares(self, deadline: float) -> Mapping[str, int]:
+        """The largest share per GPU name that an optimum can hold.
+
+        A step costs at least `makespan_price` times its slowest GPU's time, so no GPU takes
+        longer than what a sensible allocation costs. For fleets this keeps the tables as short
+        as the shares are, instead of as long as the global batch.
+
+        Args:
+            deadline: s that the slowest GPU may take.
+        """
+        size = self.global_batch_size * sum(len(m.power_limits) for m in self.models.values())
+        if size < _LARGE_TABLE or any(m.extrapolates for m in self.models.values()):
+            return self.max_share
+        rates = {name: self._least_rates(name) for name in self.models}
+        longest = deadline
+        known = self._sensible_cost(rates)
+        if self.objective.makespan_price > 0 and known is not None:
+            # What the GPUs can at most save by computing instead of waiting.
+            saved = self.global_batch_size * min(0.0, *(cost for _, cost in rates.values()))
+            longest = min(longest, (known - saved) / self.objective.makespan_price)
+        if not math.isfinite(longest):
+            return self.max_share
+        return {
+            name: min(self.max_share[name], math.ceil(longest / time) + 1)
+            for name, (time, _) in rates.items()
+        }
+
+    def _least_rates(self, name: str) -> tuple[float, float]:
+        """The least time (s) and separable cost of a sample on a GPU, over all shares and limits.
+
+        Up to twice the largest measured batch all shares are tried; beyond, micro-batches have
+        sizes that occurred there.
+        """
+        model = self.models[name]
+        shares = np.arange(1, 2 * model.trace.batch_sizes[-1] + 1)
+        time, cost = self._tables(name, shares)
+        return float((time / shares).min()), float((cost / shares).min())
+
+    def _sensible_cost(self, rates: Mapping[str, tuple[float, float]]) -> float | None:
+        """Cost of shares in proportion to speed at maximum power; None if they are not allowed."""
+        speed = np.array([1 / rates[name][0] for name in self.gpus])
+        shares = np.floor(self.global_batch_size * speed / speed.sum()).astype(int)
+        shares[: self.global_batch_size - shares.sum()] += 1
+        if self.granularity > 1 or any(
+            not self.objective.min_share <= share <= self.max_share[name]
+            for share, name in zip(shares, self.gpus)
+        ):
+            return None
+        limits = [self.models[name].power_limits[0] for name in self.gpus]
+        return self.judge(shares.tolist(), limits).cost - self.objective.constant
+
     def _problems(
-        self,
+        self, largest: Mapping[str, int]
     ) -> Iterator[tuple[Problem, Callable[[Solution], list[tuple[int, int]]]]]:
         """The case in units of `granularity`: one problem per kind of GPU that can take the rest.
+
+        Args:
+            largest: share per GPU name beyond which nothing needs to be tried.
 
         Yields:
             The problem, and what turns its solution into (share, power limit) per worker.
@@ -212,23 +268,33 @@ class Case:
                 parts = [(1, rest), (count - 1, 0)] if name == holder else [(count, 0)]
                 for copies, offset in parts:
                     if copies:
-                        kinds.append(self._kind(name, units, offset, copies))
+                        kinds.append(
+                            self._kind(
+                                name,
+                                min(units, (largest[name] - offset) // self.granularity),
+                                offset,
+                                copies,
+                            )
+                        )
                         names.append(name)
                         offsets.append(offset)
             problem = Problem(tuple(kinds), units, self.objective.makespan_price)
             yield problem, self._places(problem, names, offsets)
 
     def _kind(self, name: str, units: int, offset: int, count: int) -> Kind:
+        shares = self.granularity * np.arange(max(units, 0) + 1) + offset
+        time, cost = self._tables(name, shares)
+        cost[:, (shares < self.objective.min_share) | (shares > self.max_share[name])] = np.inf
+        return Kind(cost, time, count)
+
+    def _tables(self, name: str, shares: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Time (s) and separable cost of shares on a GPU, shape (power limits, shares)."""
         model = self.models[name]
-        largest = min(units, (self.max_share[name] - offset) // self.granularity)
-        shares = self.granularity * np.arange(max(largest, 0) + 1) + offset
-        gpu = self.gpus.index(name)
         time = np.array([model.time(shares, p) for p in model.power_limits])
         energy = np.array([model.energy(shares, p) for p in model.power_limits])
         limits = np.array(model.power_limits, dtype=float)[:, None]
-        cost = self.objective.separable_cost(gpu, time, energy, limits)
-        cost[:, (shares < self.objective.min_share) | (shares > self.max_share[name])] = np.inf
-        return Kind(cost, time, count)
+        cost = self.objective.separable_cost(self.gpus.index(name), time, energy, limits)
+        return time, cost
 
     def _places(
         self, problem: Problem, names: Sequence[str], offsets: Sequence[int]

@@ -30,9 +30,13 @@ class GPUModel(ABC):
     Attributes:
         trace: the measurements.
         power_limits: the limits in W that the model can predict, descending.
+        extrapolates: whether it predicts steps larger than any that was measured. Where not, a
+            larger share is so many micro-batches of measured size, and what a sample costs
+            there is what it costs in one of those.
     """
 
     name: str
+    extrapolates = False
     trace: Trace
     power_limits: tuple[int, ...]
 
@@ -199,6 +203,7 @@ class Quadratic(GPUModel):
     """
 
     name = "quadratic"
+    extrapolates = True
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace

@@ -27,6 +27,7 @@ TraceSource = Union["Trace", str, "os.PathLike[str]", pd.DataFrame]
 
 _MEASURED = ("batch_size", "power_limit", "time", "energy", "steps")
 _ZEUS_CSV = ("batch_size", "power_limit", "time_per_epoch", "average_power")
+_WINDOW = "window_steps"
 # Zeus's own A40 trace averages 107 W under a limit of 100 W, so only more than that is news.
 _SUSPICIOUS_POWER_RATIO = 1.25
 
@@ -101,7 +102,9 @@ class Trace:
 
         Returns:
             Columns batch_size, power_limit (W), time (s per step), energy (J per step),
-            average_power (W), steps; then the extra fields.
+            average_power (W), window_steps (steps that were measured together); then the extra
+            fields. `load_trace` reads it back. There is no column steps, since that would say
+            that time and energy are sums over so many steps.
         """
         frame = pd.DataFrame(
             {
@@ -110,7 +113,7 @@ class Trace:
                 "time": self.time,
                 "energy": self.energy,
                 "average_power": self.average_power,
-                "steps": self.steps,
+                _WINDOW: self.steps,
             }
         )
         extra = pd.DataFrame([dict(record) for record in self.extra])
@@ -352,8 +355,13 @@ def _from_frame(frame: pd.DataFrame, where: str, gpu: str | None, steps: int | N
             f"{where}: no column {', '.join(missing)}; "
             "expected batch_size, power_limit (W), time (s), energy (J) and optionally steps."
         )
-    # Derived, and `to_frame` writes it: reading it back must not make it a stale extra field.
+    # What `to_frame` derived must not become a stale extra field, and its figures are per step.
     frame = frame.drop(columns=["average_power"], errors="ignore")
+    if _WINDOW in frame.columns and "steps" not in frame.columns:
+        windows = frame[_WINDOW]
+        frame = frame.drop(columns=[_WINDOW]).assign(
+            time=frame["time"] * windows, energy=frame["energy"] * windows, steps=windows
+        )
     records = [
         (f"row {number}", {str(k): v for k, v in row.items()})
         for number, row in enumerate(frame.to_dict("records"), start=1)

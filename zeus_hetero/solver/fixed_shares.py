@@ -28,6 +28,8 @@ def best_power_limits(problem: Problem, shares: Sequence[int]) -> Solution | Non
     Returns:
         The best allocation with these shares, or None if they are forbidden.
     """
+    if any(s >= problem.kinds[k].cost.shape[1] for k, s in zip(problem.gpus, shares)):
+        return None
     costs = [problem.kinds[k].cost[:, s] for k, s in zip(problem.gpus, shares)]
     times = [problem.kinds[k].time[:, s] for k, s in zip(problem.gpus, shares)]
     deadlines = np.unique(np.concatenate([t[np.isfinite(c)] for c, t in zip(costs, times)]))

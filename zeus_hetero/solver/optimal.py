@@ -29,7 +29,7 @@ from zeus_hetero.solver.problem import Problem, Solution, relative_slack
 from zeus_hetero.solver.relaxation import Relaxation, relax
 
 # With more GPUs the dynamic program places most of them where the relaxation does.
-_EXACT_GPUS = 16
+_EXACT_GPUS = 64
 _FREE_COPIES = 2
 
 
