@@ -10,44 +10,122 @@ time curve alone follows them within 1 to 4 % (median), `surface` takes care of 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Optional, Union
 
 import numpy as np
 from scipy.optimize import least_squares
 
-Curve = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
-Start = Optional[np.ndarray]
 Floats = Union[float, np.ndarray]
+Curve = Callable[[np.ndarray, Floats, Floats], np.ndarray]
+Start = Optional[np.ndarray]
 
 # Residuals beyond a few times the usual noise count linearly instead of squared.
 _NOISE = 0.03
 _LAUNCH_NOISE = 0.025
 _COMPUTE_NOISE = 0.006
 _POWER_NOISE = 0.01
+# Least part of a power limit that is left for computing, so that its logarithm exists.
+_LEAST_HEADROOM = 0.03
+# Step of the numerical derivatives, in units of what a parameter may vary by.
+_STEP = 1e-4
+
+
+@dataclass(frozen=True)
+class Law:
+    """A kind of curve over (log batch size, log power limit).
+
+    Attributes:
+        curve: log of the figure, from parameters, log batch size and log power limit.
+        noise: standard deviation of a measurement of it, likewise; log units.
+        usual: usual parameters, from log batch size, log power limit and log figure of points.
+        spread: by how much each parameter varies (standard deviation) between GPUs and workloads.
+    """
+
+    curve: Curve
+    noise: Curve
+    usual: Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
+    spread: tuple[float, ...]
+
+    def fit(self, points: np.ndarray, values: np.ndarray, start: Start = None) -> FittedLaw:
+        """Robust least squares with weak priors: a few points, even a single one, are enough.
+
+        Args:
+            points: shape (n, 2), log batch size and log power limit.
+            values: log of the measured figure, n.
+            start: parameters of a nearby fit, to begin there.
+        """
+        usual = self.usual(points[:, 0], points[:, 1], values)
+        spread = np.array(self.spread)
+
+        def residuals(theta: np.ndarray) -> np.ndarray:
+            z = (self.curve(theta, points[:, 0], points[:, 1]) - values) / _NOISE
+            # The square of this is the soft L1 loss. Given so, the priors stay quadratic, which
+            # least_squares(loss="soft_l1") would not let them.
+            robust = np.sign(z) * np.sqrt(2 * (np.sqrt(1 + z**2) - 1))
+            return np.concatenate([robust, (theta - usual) / spread])
+
+        begin = usual if start is None else start
+        return FittedLaw(self, least_squares(residuals, begin, method="lm", max_nfev=400).x)
+
+
+@dataclass(frozen=True)
+class FittedLaw:
+    """A law with its parameters; `at` is of shape (m, 2), log batch size and log power limit."""
+
+    law: Law
+    theta: np.ndarray
+
+    def mean(self, at: np.ndarray) -> np.ndarray:
+        """Log of the figure, shape (m,)."""
+        return self.law.curve(self.theta, at[:, 0], at[:, 1])
+
+    def noise(self, at: np.ndarray) -> np.ndarray:
+        """Standard deviation of one measurement, log units, shape (m,)."""
+        return self.law.noise(self.theta, at[:, 0], at[:, 1])
+
+    def slopes(self, at: np.ndarray) -> np.ndarray:
+        """Change of `mean` for one standard deviation of each parameter, shape (m, parameters)."""
+        base = self.mean(at)
+        columns = []
+        for k, spread in enumerate(self.law.spread):
+            theta = self.theta.copy()
+            theta[k] += _STEP * spread
+            columns.append((self.law.curve(theta, at[:, 0], at[:, 1]) - base) / _STEP)
+        return np.column_stack(columns)
 
 
 def time_curve(theta: np.ndarray, log_batch: Floats, log_limit: Floats) -> np.ndarray:
     """Logarithm of the time of a step: launching kernels or computing, whichever takes longer.
 
     A step cannot be shorter than a fixed overhead, and the computing grows with the batch. A power
-    limit slows only the computing, and only below the power that the computing would draw.
+    limit slows only the computing, and only below the power that the computing would draw. What
+    slows it is the power left after what the GPU draws anyway, so that the slowdown grows without
+    bound when the limit comes close to that.
 
     Args:
         theta: log overhead, log time of one sample, exponent of the batch size (about 1),
             log sharpness of the change-over, slope of the slowdown, log of the limit below
-            which it begins, log width of its bend.
+            which it begins, log width of its bend, log of the power drawn anyway.
         log_batch: log of samples.
         log_limit: log of W.
 
     Returns:
         log of seconds.
     """
-    overhead, sample, exponent, sharpness, slope, knee, width = theta
+    overhead, sample, exponent, sharpness, slope, knee, width, anyway = theta
     bend = np.exp(width)
-    slowdown = slope * bend * np.logaddexp(0.0, (knee - log_limit) / bend)
+    missing = _headroom(knee, anyway) - _headroom(log_limit, anyway)
+    slowdown = slope * bend * np.logaddexp(0.0, missing / bend)
     work = sample + exponent * log_batch + slowdown
     k = np.exp(sharpness)
     return np.asarray(np.logaddexp(k * overhead, k * work) / k)
+
+
+def _headroom(log_limit: Floats, log_anyway: float) -> np.ndarray:
+    """Log of the part of a limit above the power that is drawn anyway."""
+    part = 1 - np.exp(log_anyway - np.asarray(log_limit))
+    return log_limit + np.log(np.maximum(part, _LEAST_HEADROOM))
 
 
 def time_noise(theta: np.ndarray, log_batch: Floats, log_limit: Floats) -> np.ndarray:
@@ -91,25 +169,9 @@ def power_curve(theta: np.ndarray, log_batch: Floats, log_limit: Floats) -> np.n
     return np.asarray(-np.logaddexp(-k * demand, -k * (log_limit + reached)) / k)
 
 
-def fit_time_curve(
-    log_batch: np.ndarray, log_limit: np.ndarray, log_time: np.ndarray, start: Start = None
-) -> np.ndarray:
-    """Parameters of `time_curve`, by robust least squares with weak priors.
-
-    The priors say what is usual (linear work, a change-over over one octave, no slowdown above
-    the middle of the limits), so that a few points, even a single one, are enough.
-
-    Args:
-        log_batch: log of samples, one per point.
-        log_limit: log of W, one per point.
-        log_time: log of seconds, one per point.
-        start: parameters of a nearby fit, to begin there.
-
-    Returns:
-        The 7 parameters.
-    """
+def _usual_time(log_batch: np.ndarray, log_limit: np.ndarray, log_time: np.ndarray) -> np.ndarray:
     largest = log_batch >= np.quantile(log_batch, 0.7)
-    prior = np.array(
+    return np.array(
         [
             log_time.min() - 0.1,
             np.median((log_time - log_batch)[largest]),
@@ -117,19 +179,16 @@ def fit_time_curve(
             np.log(4.0),
             1.0,
             np.median(log_limit),
-            np.log(0.1),
+            np.log(0.15),
+            log_limit.min() + np.log(0.6),
         ]
     )
-    spread = np.array([1.0, 1.5, 0.05, 0.5, 0.7, 0.3, 0.7])
-    return _fit(time_curve, log_batch, log_limit, log_time, prior, spread, start)
 
 
-def fit_power_curve(
-    log_batch: np.ndarray, log_limit: np.ndarray, log_power: np.ndarray, start: Start = None
-) -> np.ndarray:
-    """Parameters of `power_curve`; arguments as for `fit_time_curve` with log of W."""
+def _usual_power(log_batch: np.ndarray, log_limit: np.ndarray, log_power: np.ndarray) -> np.ndarray:
+    del log_power
     highest = log_limit.max()
-    prior = np.array(
+    return np.array(
         [
             highest + np.log(0.25),
             highest + np.log(0.7),
@@ -139,25 +198,7 @@ def fit_power_curve(
             np.log(12.0),
         ]
     )
-    spread = np.array([0.5, 0.7, 2.0, 0.7, 0.05, 0.7])
-    return _fit(power_curve, log_batch, log_limit, log_power, prior, spread, start)
 
 
-def _fit(
-    curve: Curve,
-    log_batch: np.ndarray,
-    log_limit: np.ndarray,
-    values: np.ndarray,
-    prior: np.ndarray,
-    spread: np.ndarray,
-    start: Start,
-) -> np.ndarray:
-    def residuals(theta: np.ndarray) -> np.ndarray:
-        z = (curve(theta, log_batch, log_limit) - values) / _NOISE
-        # The square of this is the soft L1 loss. Given so, the priors stay quadratic, which
-        # least_squares(loss="soft_l1") would not let them.
-        robust = np.sign(z) * np.sqrt(2 * (np.sqrt(1 + z**2) - 1))
-        return np.concatenate([robust, (theta - prior) / spread])
-
-    result = least_squares(residuals, prior if start is None else start, method="lm", max_nfev=400)
-    return np.asarray(result.x)
+TIME = Law(time_curve, time_noise, _usual_time, (1.0, 1.5, 0.05, 0.5, 0.4, 0.3, 0.7, 0.3))
+POWER = Law(power_curve, power_noise, _usual_power, (0.5, 0.7, 2.0, 0.7, 0.05, 0.7))

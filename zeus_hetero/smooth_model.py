@@ -10,14 +10,7 @@ from scipy.optimize import isotonic_regression
 
 from zeus_hetero.errors import TraceWarning
 from zeus_hetero.gpu_model import BatchSizes, GPUModel, Interpolated
-from zeus_hetero.physics import (
-    fit_power_curve,
-    fit_time_curve,
-    power_curve,
-    power_noise,
-    time_curve,
-    time_noise,
-)
+from zeus_hetero.physics import POWER, TIME
 from zeus_hetero.power_limits import PowerLimits, resolve_power_limits
 from zeus_hetero.surface import Smoothness, Surface, fit_surface
 from zeus_hetero.trace import Trace
@@ -25,6 +18,8 @@ from zeus_hetero.uncertainty import conformal_quantile
 
 # Knots of the tables that predictions are read from, per factor of e in the batch size.
 _KNOTS_PER_E = 20
+# From this uncertainty on (standard deviation, log units) a prediction is called a guess.
+_GUESS = 0.05
 # A point is named as an outlier if it is off by this many robust standard deviations and by this
 # much. Six: windows of a few steps have heavy tails, and a false alarm costs a GPU hour.
 _OUTLIER_DEVIATIONS = 6.0
@@ -69,6 +64,8 @@ class Smooth(GPUModel):
       interpolation predicts left-out batch sizes clearly better, the tables follow it instead.
     - Time and energy do not fall when the batch grows; time does not rise and average power does
       not fall when the limit rises.
+    - Time is cautious where nothing near was measured: the expected value, and up to a standard
+      deviation more.
     - Single bad points have little influence; they are named in `outliers` and a `TraceWarning`.
     - A share beyond the largest measured batch of the trace (memory does not depend on the power
       limit) runs as micro-batches, as in `Interpolated`. Below the smallest, time and energy lie
@@ -134,8 +131,8 @@ class Smooth(GPUModel):
         steps = np.maximum(self.accumulation_steps(batch_size, power_limit), 1)
         micro = np.maximum(np.asarray(batch_size, dtype=float) / steps, 1.0)
         at = np.column_stack([np.log(micro).ravel(), np.full(micro.size, np.log(power_limit))])
-        time = self._surfaces["time"].deviation(at)
-        energy = np.hypot(time, self._surfaces["power"].deviation(at))
+        time = self.surfaces["time"].deviation(at)
+        energy = np.hypot(time, self.surfaces["power"].deviation(at))
         return (
             (self._factor["time"](confidence) * time).reshape(micro.shape),
             (self._factor["energy"](confidence) * energy).reshape(micro.shape),
@@ -146,7 +143,7 @@ class Smooth(GPUModel):
         # Each round disbelieves what the fit without it contradicts; two rounds catch a bad point
         # that hid another.
         for _ in range(3 if validate else 1):
-            self._surfaces = {
+            self.surfaces = {
                 figure: self._surface(figure, believed, Smoothness()) for figure in self._logs
             }
             found = self._find_outliers(believed)
@@ -156,26 +153,19 @@ class Smooth(GPUModel):
                 self.outliers += (outlier,)
                 believed[index] = False
         if validate:
-            self._surfaces = {
-                figure: self._surface(figure, believed, None) for figure in self._logs
-            }
+            self.surfaces = {figure: self._surface(figure, believed, None) for figure in self._logs}
         self._believed = believed
 
     def _surface(self, figure: str, believed: np.ndarray, smoothness: Smoothness | None) -> Surface:
-        curve, noise_curve, fit_curve = {
-            "time": (time_curve, time_noise, fit_time_curve),
-            "power": (power_curve, power_noise, fit_power_curve),
-        }[figure]
-        return fit_surface(
-            self._points, self._logs[figure], curve, noise_curve, fit_curve, believed, smoothness
-        )
+        law = {"time": TIME, "power": POWER}[figure]
+        return fit_surface(self._points, self._logs[figure], law, believed, smoothness)
 
     def _find_outliers(self, believed: np.ndarray) -> list[tuple[Outlier, int]]:
         room = int(_OUTLIER_SHARE * len(self.trace)) - len(self.outliers)
         if len(self.trace) < _FEWEST_TO_JUDGE or room <= 0:
             return []
         found = []
-        for figure, surface in self._surfaces.items():
+        for figure, surface in self.surfaces.items():
             off, deviation = surface.left_out()
             z = np.abs(off / deviation)
             scale = max(1.4826 * float(np.median(z[believed])), 0.5)
@@ -200,7 +190,7 @@ class Smooth(GPUModel):
 
     def _calibrate(self) -> None:
         """Scale the intervals so that they hold what was left out."""
-        time, power = (self._surfaces[figure].validation for figure in ("time", "power"))
+        time, power = (self.surfaces[figure].validation for figure in ("time", "power"))
         if time is None or power is None:
             return
         energy = time.residual + power.residual
@@ -215,11 +205,11 @@ class Smooth(GPUModel):
     @property
     def score(self) -> float:
         """Mean absolute relative error of time for left-out batch sizes; nan if unknown."""
-        validation = self._surfaces["time"].validation
+        validation = self.surfaces["time"].validation
         return validation.score if validation is not None else float("nan")
 
     def _compare_with_interpolation(self) -> None:
-        validation = self._surfaces["time"].validation
+        validation = self.surfaces["time"].validation
         if validation is None:
             return
         plain = []
@@ -262,8 +252,8 @@ class Smooth(GPUModel):
             [np.tile(self._knots, len(limits)), np.repeat(limits, len(self._knots))]
         )
         shape = (len(limits), len(self._knots))
-        time = self._surfaces["time"].mean(at).reshape(shape)
-        power = self._surfaces["power"].mean(at).reshape(shape)
+        time = self._cautious_time(at).reshape(shape)
+        power = self.surfaces["power"].mean(at).reshape(shape)
         if self.chosen == "interpolated":
             time, power = self._interpolated_tables(time, power)
         # Power limits are in descending order.
@@ -273,6 +263,16 @@ class Smooth(GPUModel):
         energy = _rising(_bounded_below(time + power, self._knots, np.log(smallest)), axis=1)
         self._log_time = dict(zip(self.power_limits, time))
         self._log_energy = dict(zip(self.power_limits, energy))
+
+    def _cautious_time(self, at: np.ndarray) -> np.ndarray:
+        """Log of the time to expect, and of more where nothing near was measured.
+
+        A power limit that starves the GPU makes it slower by a factor, and a step waits for the
+        slowest: a plan must not rest on such a limit before it was measured at work.
+        """
+        uncertainty = self.surfaces["time"].uncertainty(at)
+        expected = self.surfaces["time"].mean(at) + uncertainty**2 / 2
+        return np.asarray(expected + np.maximum(uncertainty - _GUESS, 0.0))
 
     def _interpolated_tables(
         self, time: np.ndarray, power: np.ndarray

@@ -7,15 +7,16 @@ much of it to believe is chosen by leaving out one batch size at a time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve
 
-from zeus_hetero.physics import Curve
+from zeus_hetero.physics import FittedLaw, Law
 
-FitCurve = Callable[..., np.ndarray]
+# Standard deviation, log units, of a measurement that counts for nothing.
+_NOT_BELIEVED = 100.0
 
 
 @dataclass(frozen=True)
@@ -94,9 +95,7 @@ class Surface:
 
     Attributes:
         points: shape (n, 2), log batch size and log power limit of the measurements.
-        curve: the physical curve.
-        noise_curve: standard deviation of one measurement, likewise.
-        theta: their parameters.
+        law: the physical curve.
         smoothness: how far the surface may leave the curve.
         noise: by point, standard deviation of its measurement; huge for points not believed.
         weights: by point, its weight in the deviation from the curve.
@@ -105,9 +104,7 @@ class Surface:
     """
 
     points: np.ndarray
-    curve: Curve
-    noise_curve: Curve
-    theta: np.ndarray
+    law: FittedLaw
     smoothness: Smoothness
     noise: np.ndarray
     weights: np.ndarray
@@ -116,34 +113,38 @@ class Surface:
 
     def mean(self, at: np.ndarray) -> np.ndarray:
         """Prediction at points of shape (m, 2), log units."""
-        return self.curve(self.theta, at[:, 0], at[:, 1]) + (
-            self.smoothness.covariance(at, self.points) @ self.weights
+        return self.law.mean(at) + _covariance(self.law, self.smoothness, at, self.points) @ (
+            self.weights
         )
+
+    def uncertainty(self, at: np.ndarray) -> np.ndarray:
+        """Standard deviation of the true value there, before calibration; log units."""
+        cross = _covariance(self.law, self.smoothness, at, self.points)
+        explained = np.sum(cross.T * cho_solve(self.cholesky, cross.T), axis=0)
+        return np.sqrt(np.maximum(_variance(self.law, self.smoothness, at) - explained, 0.0))
+
+    def covariance(self, at: np.ndarray) -> np.ndarray:
+        """Covariance of the true values there, before calibration; log units, shape (m, m)."""
+        cross = _covariance(self.law, self.smoothness, at, self.points)
+        prior = _covariance(self.law, self.smoothness, at, at)
+        return np.asarray(prior - cross @ cho_solve(self.cholesky, cross.T))
 
     def deviation(self, at: np.ndarray) -> np.ndarray:
         """Standard deviation of a new measurement there, before calibration; log units."""
-        cross = self.smoothness.covariance(at, self.points)
-        explained = np.sum(cross.T * cho_solve(self.cholesky, cross.T), axis=0)
-        prior = sum(a**2 for a in self.smoothness.amplitude)
-        return np.sqrt(np.maximum(prior - explained, 0.0) + self._noise(at) ** 2)
-
-    def _noise(self, at: np.ndarray) -> np.ndarray:
-        return self.noise_curve(self.theta, at[:, 0], at[:, 1])
+        return np.hypot(self.uncertainty(at), self.law.noise(at))
 
     def left_out(self) -> tuple[np.ndarray, np.ndarray]:
         """Residual of each point against the surface through all others, and its deviation."""
         inverse = np.diag(cho_solve(self.cholesky, np.eye(len(self.points))))
         # The deviation as if the point itself were believed, so that one that is not stays out.
         others = np.maximum(1 / inverse - self.noise**2, 0.0)
-        return self.weights / inverse, np.sqrt(others + self._noise(self.points) ** 2)
+        return self.weights / inverse, np.sqrt(others + self.law.noise(self.points) ** 2)
 
 
 def fit_surface(
     points: np.ndarray,
     values: np.ndarray,
-    curve: Curve,
-    noise_curve: Curve,
-    fit_curve: FitCurve,
+    law: Law,
     believed: np.ndarray,
     smoothness: Smoothness | None = None,
 ) -> Surface:
@@ -152,9 +153,7 @@ def fit_surface(
     Args:
         points: shape (n, 2), log batch size and log power limit.
         values: log of the measured figure, n.
-        curve: the physical curve.
-        noise_curve: standard deviation of one measurement, likewise.
-        fit_curve: finds their parameters.
+        law: the kind of physical curve.
         believed: n booleans; a point that is not believed has next to no influence.
         smoothness: None chooses it by cross-validation, a value takes it as it is.
 
@@ -162,50 +161,67 @@ def fit_surface(
         The surface; with `validation` where smoothness was chosen.
     """
     use = np.flatnonzero(believed)
-    theta = fit_curve(points[use, 0], points[use, 1], values[use])
-    residual = values - curve(theta, points[:, 0], points[:, 1])
-    expected = noise_curve(theta, points[:, 0], points[:, 1])
-
-    def condition(chosen: Smoothness, validation: CrossValidation | None = None) -> Surface:
-        cholesky = cho_factor(chosen.covariance(points, points) + np.diag(noise**2))
-        weights = cho_solve(cholesky, residual)
-        return Surface(
-            points, curve, noise_curve, theta, chosen, noise, weights, cholesky, validation
-        )
-
+    fitted = law.fit(points[use], values[use])
     usual = smoothness or Smoothness()
-    noise = _noise(points, residual, usual, believed, expected)
+    noise = _noise(points, values, fitted, usual, believed)
     if smoothness is not None:
-        return condition(smoothness)
+        return _condition(points, values, fitted, smoothness, noise)
     folds = []
     for fold in _folds(points, believed):
         rest = np.setdiff1d(use, fold)
-        start = fit_curve(points[rest, 0], points[rest, 1], values[rest], start=theta)
-        folds.append((fold, rest, values - curve(start, points[:, 0], points[:, 1])))
+        folds.append((fold, rest, law.fit(points[rest], values[rest], start=fitted.theta)))
     trials = []
     for candidate in _CANDIDATES:
         trial = usual.scaled(*candidate)
-        trials.append((trial, _validate(points, folds, trial, noise, expected)))
+        trials.append((trial, _validate(points, values, folds, trial, noise)))
     best = min(range(len(trials)), key=lambda i: trials[i][1].score * (_CLEARLY if i == 0 else 1))
-    chosen, validation = trials[best]
-    return condition(chosen, validation)
+    return _condition(points, values, fitted, trials[best][0], noise, trials[best][1])
+
+
+def _condition(
+    points: np.ndarray,
+    values: np.ndarray,
+    law: FittedLaw,
+    smoothness: Smoothness,
+    noise: np.ndarray,
+    validation: CrossValidation | None = None,
+) -> Surface:
+    covariance = _covariance(law, smoothness, points, points)
+    cholesky = cho_factor(covariance + np.diag(noise**2))
+    weights = cho_solve(cholesky, values - law.mean(points))
+    return Surface(points, law, smoothness, noise, weights, cholesky, validation)
+
+
+def _covariance(
+    law: FittedLaw, smoothness: Smoothness, left: np.ndarray, right: np.ndarray
+) -> np.ndarray:
+    """Of deviations from the curve, and of the curve itself, whose parameters are not certain."""
+    slopes = law.slopes(left)
+    other = slopes if right is left else law.slopes(right)
+    return np.asarray(smoothness.covariance(left, right) + slopes @ other.T)
+
+
+def _variance(law: FittedLaw, smoothness: Smoothness, at: np.ndarray) -> np.ndarray:
+    return np.asarray(sum(a**2 for a in smoothness.amplitude) + np.sum(law.slopes(at) ** 2, axis=1))
 
 
 def _noise(
     points: np.ndarray,
-    residual: np.ndarray,
+    values: np.ndarray,
+    law: FittedLaw,
     smoothness: Smoothness,
     believed: np.ndarray,
-    expected: np.ndarray,
 ) -> np.ndarray:
     """Noise by point: more for points that lie far off (iteratively reweighted, Huber)."""
-    noise = np.where(believed, expected, 100.0)
-    covariance = smoothness.covariance(points, points)
+    expected = law.noise(points)
+    residual = values - law.mean(points)
+    noise = np.where(believed, expected, _NOT_BELIEVED)
+    covariance = _covariance(law, smoothness, points, points)
     for _ in range(3):
         cholesky = cho_factor(covariance + np.diag(noise**2))
         off = np.abs(noise**2 * cho_solve(cholesky, residual))
         weight = np.minimum(1.0, 2.5 * expected / np.maximum(off, 1e-12))
-        noise = np.where(believed, expected / np.sqrt(weight), 100.0)
+        noise = np.where(believed, expected / np.sqrt(weight), _NOT_BELIEVED)
     return noise
 
 
@@ -229,20 +245,15 @@ def _folds(points: np.ndarray, believed: np.ndarray) -> Iterator[np.ndarray]:
 
 def _validate(
     points: np.ndarray,
-    folds: list[tuple[np.ndarray, np.ndarray, np.ndarray]],
+    values: np.ndarray,
+    folds: list[tuple[np.ndarray, np.ndarray, FittedLaw]],
     smoothness: Smoothness,
     noise: np.ndarray,
-    expected: np.ndarray,
 ) -> CrossValidation:
-    covariance = smoothness.covariance(points, points)
-    prior = sum(a**2 for a in smoothness.amplitude)
     left = np.full(len(points), np.nan)
     deviation = np.full(len(points), np.nan)
-    for fold, rest, residual in folds:
-        cholesky = cho_factor(covariance[np.ix_(rest, rest)] + np.diag(noise[rest] ** 2))
-        cross = covariance[np.ix_(fold, rest)]
-        solved = cho_solve(cholesky, np.column_stack([residual[rest], cross.T]))
-        left[fold] = residual[fold] - cross @ solved[:, 0]
-        explained = np.sum(cross.T * solved[:, 1:], axis=0)
-        deviation[fold] = np.sqrt(np.maximum(prior - explained, 0.0) + expected[fold] ** 2)
+    for fold, rest, law in folds:
+        train = _condition(points[rest], values[rest], law, smoothness, noise[rest])
+        left[fold] = values[fold] - train.mean(points[fold])
+        deviation[fold] = train.deviation(points[fold])
     return CrossValidation(left, deviation)
