@@ -66,7 +66,9 @@ class Law:
             return np.concatenate([robust, (theta - usual) / spread])
 
         begin = usual if start is None else start
-        return FittedLaw(self, least_squares(residuals, begin, method="lm", max_nfev=400).x)
+        return FittedLaw(
+            self, least_squares(residuals, begin, method="lm", ftol=1e-5, max_nfev=400).x
+        )
 
 
 @dataclass(frozen=True)

@@ -133,9 +133,11 @@ class Smooth(GPUModel):
         at = np.column_stack([np.log(micro).ravel(), np.full(micro.size, np.log(power_limit))])
         time = self.surfaces["time"].deviation(at)
         energy = np.hypot(time, self.surfaces["power"].deviation(at))
+        # Caution moves the prediction, not the truth.
+        moved = self._caution(at)
         return (
-            (self._factor["time"](confidence) * time).reshape(micro.shape),
-            (self._factor["energy"](confidence) * energy).reshape(micro.shape),
+            (self._factor["time"](confidence) * time + moved).reshape(micro.shape),
+            (self._factor["energy"](confidence) * energy + moved).reshape(micro.shape),
         )
 
     def _fit(self, validate: bool) -> None:
@@ -252,7 +254,7 @@ class Smooth(GPUModel):
             [np.tile(self._knots, len(limits)), np.repeat(limits, len(self._knots))]
         )
         shape = (len(limits), len(self._knots))
-        time = self._cautious_time(at).reshape(shape)
+        time = (self.surfaces["time"].mean(at) + self._caution(at)).reshape(shape)
         power = self.surfaces["power"].mean(at).reshape(shape)
         if self.chosen == "interpolated":
             time, power = self._interpolated_tables(time, power)
@@ -264,15 +266,14 @@ class Smooth(GPUModel):
         self._log_time = dict(zip(self.power_limits, time))
         self._log_energy = dict(zip(self.power_limits, energy))
 
-    def _cautious_time(self, at: np.ndarray) -> np.ndarray:
-        """Log of the time to expect, and of more where nothing near was measured.
+    def _caution(self, at: np.ndarray) -> np.ndarray:
+        """What to add to the most likely log time: towards its expected value, and beyond.
 
         A power limit that starves the GPU makes it slower by a factor, and a step waits for the
         slowest: a plan must not rest on such a limit before it was measured at work.
         """
         uncertainty = self.surfaces["time"].uncertainty(at)
-        expected = self.surfaces["time"].mean(at) + uncertainty**2 / 2
-        return np.asarray(expected + np.maximum(uncertainty - _GUESS, 0.0))
+        return np.asarray(uncertainty**2 / 2 + np.maximum(uncertainty - _GUESS, 0.0))
 
     def _interpolated_tables(
         self, time: np.ndarray, power: np.ndarray

@@ -170,12 +170,10 @@ def fit_surface(
     for fold in _folds(points, believed):
         rest = np.setdiff1d(use, fold)
         folds.append((fold, rest, law.fit(points[rest], values[rest], start=fitted.theta)))
-    trials = []
-    for candidate in _CANDIDATES:
-        trial = usual.scaled(*candidate)
-        trials.append((trial, _validate(points, values, folds, trial, noise)))
-    best = min(range(len(trials)), key=lambda i: trials[i][1].score * (_CLEARLY if i == 0 else 1))
-    return _condition(points, values, fitted, trials[best][0], noise, trials[best][1])
+    candidates = [usual.scaled(*candidate) for candidate in _CANDIDATES]
+    trials = _validate(points, values, folds, candidates, noise)
+    best = min(range(len(trials)), key=lambda i: trials[i].score * (_CLEARLY if i == 0 else 1))
+    return _condition(points, values, fitted, candidates[best], noise, trials[best])
 
 
 def _condition(
@@ -247,13 +245,25 @@ def _validate(
     points: np.ndarray,
     values: np.ndarray,
     folds: list[tuple[np.ndarray, np.ndarray, FittedLaw]],
-    smoothness: Smoothness,
+    candidates: list[Smoothness],
     noise: np.ndarray,
-) -> CrossValidation:
-    left = np.full(len(points), np.nan)
-    deviation = np.full(len(points), np.nan)
+) -> list[CrossValidation]:
+    """Leave-out residuals of every candidate; what they share is computed once."""
+    empty = np.full(len(points), np.nan)
+    trials = [CrossValidation(empty.copy(), empty.copy()) for _ in candidates]
+    covariances = [candidate.covariance(points, points) for candidate in candidates]
     for fold, rest, law in folds:
-        train = _condition(points[rest], values[rest], law, smoothness, noise[rest])
-        left[fold] = values[fold] - train.mean(points[fold])
-        deviation[fold] = train.deviation(points[fold])
-    return CrossValidation(left, deviation)
+        slopes = law.slopes(points)
+        curve = slopes @ slopes.T
+        residual = values - law.mean(points)
+        expected = law.noise(points[fold])
+        for deviations, trial in zip(covariances, trials):
+            covariance = deviations + curve
+            known = covariance[np.ix_(rest, rest)]
+            known[np.diag_indices_from(known)] += noise[rest] ** 2
+            cross = covariance[np.ix_(rest, fold)]
+            solved = cho_solve(cho_factor(known), np.column_stack([residual[rest], cross]))
+            trial.residual[fold] = residual[fold] - cross.T @ solved[:, 0]
+            variance = np.diag(covariance)[fold] - np.sum(cross * solved[:, 1:], axis=0)
+            trial.deviation[fold] = np.sqrt(np.maximum(variance, 0.0) + expected**2)
+    return trials
