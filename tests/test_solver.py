@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 
@@ -14,11 +15,12 @@ from zeus_hetero.errors import AllocationError
 from zeus_hetero.solver import (
     Kind,
     Problem,
-    best_power_limits,
+    Resource,
     enumerate_all,
     equal_shares,
     solve,
-    strongest_at_lowest_limit,
+    with_shares,
+    with_strongest_at_lowest_limit,
 )
 
 
@@ -60,6 +62,43 @@ def problems(draw, max_gpus: int = 4):
         kinds.append(Kind(cost.reshape(limits, shares), time.reshape(limits, shares), count))
     price = draw(st.sampled_from([0.0, 0.5, 1.0, 3.25]))
     return Problem(tuple(kinds), total, price)
+
+
+@st.composite
+def constrained_problems(draw):
+    """With up to two scarce resources, and GPUs that cost only if they have work."""
+    problem = draw(problems())
+    amounts = st.integers(0, 5).map(float)
+    kinds = []
+    for kind in problem.kinds:
+        wait_price = draw(st.sampled_from([0.0, 0.7, 2.0]))
+        kinds.append(dataclasses.replace(kind, wait_price=wait_price, idle=draw(st.booleans())))
+    resources = []
+    for name in draw(st.sampled_from([(), ("watts",), ("watts", "places")])):
+        usage = tuple(
+            np.array(draw(st.lists(amounts, min_size=k.cost.size, max_size=k.cost.size))).reshape(
+                k.cost.shape
+            )
+            for k in kinds
+        )
+        resources.append(Resource(name, usage, draw(st.integers(0, 14))))
+    return dataclasses.replace(problem, kinds=tuple(kinds), resources=tuple(resources))
+
+
+@settings(max_examples=300, deadline=None)
+@given(constrained_problems())
+def test_constrained_optimum_equals_enumeration(problem):
+    best = cheapest(problem)
+    for method in (solve, enumerate_all):
+        solution = method(problem)
+        if math.isinf(best):
+            assert solution is None
+            continue
+        assert solution.cost == pytest.approx(best, rel=1e-9, abs=1e-9)
+        assert solution.lower_bound == pytest.approx(solution.cost, rel=1e-9, abs=1e-9)
+        assert solution.lower_bound <= solution.cost
+        assert sum(solution.shares) == problem.total
+        assert problem.cost(solution.shares, solution.limits) == solution.cost
 
 
 @settings(max_examples=400, deadline=None)
@@ -111,7 +150,7 @@ def test_best_power_limits_for_given_shares(problem, random):
     if not every:
         return
     best = min(cost for s, _, cost in every if s == shares)
-    solution = best_power_limits(problem, shares)
+    solution = solve(with_shares(problem, shares))
     assert solution.shares == shares
     assert solution.cost == pytest.approx(best, rel=1e-11, abs=1e-11)
 
@@ -121,13 +160,12 @@ def test_best_power_limits_for_given_shares(problem, random):
 def test_heuristic_fixes_the_first_limit_and_searches_the_rest(problem):
     last = problem.kinds[0].cost.shape[0] - 1
     best = min((c for _, p, c in allocations(problem) if p[0] == last), default=None)
-    solution = strongest_at_lowest_limit(problem)
+    solution = solve(with_strongest_at_lowest_limit(problem))
     if best is None:
         assert solution is None
     else:
         assert solution.cost == pytest.approx(best, rel=1e-11, abs=1e-11)
         assert solution.limits[0] == last
-        assert solution.lower_bound == -math.inf
 
 
 @settings(max_examples=100, deadline=None)

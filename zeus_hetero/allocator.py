@@ -22,11 +22,11 @@ from zeus_hetero.errors import AllocationError, TraceError, TraceWarning
 from zeus_hetero.solver import (
     Problem,
     Solution,
-    best_power_limits,
     enumerate_all,
     equal_shares,
     solve,
-    strongest_at_lowest_limit,
+    with_shares,
+    with_strongest_at_lowest_limit,
 )
 from zeus_hetero.trace import TraceSource
 
@@ -267,7 +267,17 @@ def _is_knee(times: np.ndarray, energies: np.ndarray) -> np.ndarray:
 
 
 def _baseline(problem: Problem) -> Solution | None:
-    return best_power_limits(problem, equal_shares(problem.total, len(problem.gpus)))
+    even = with_shares(problem, equal_shares(problem.total, len(problem.gpus)))
+    return None if even is None else _unproven(solve(even))
+
+
+def _heuristic(problem: Problem) -> Solution | None:
+    return _unproven(solve(with_strongest_at_lowest_limit(problem)))
+
+
+def _unproven(solution: Solution | None) -> Solution | None:
+    """The optimum of a restricted problem, which proves nothing about the whole one."""
+    return solution and replace(solution, lower_bound=-math.inf)
 
 
 def _optimal(problem: Problem) -> Solution | None:
@@ -280,7 +290,7 @@ def _optimal(problem: Problem) -> Solution | None:
 METHODS: dict[str, Method] = {
     "optimal": _optimal,
     "brute_force": enumerate_all,
-    "heuristic": strongest_at_lowest_limit,
+    "heuristic": _heuristic,
     "baseline": _baseline,
 }
 

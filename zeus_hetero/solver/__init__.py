@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from zeus_hetero.solver.enumeration import enumerate_all
-from zeus_hetero.solver.fixed_shares import best_power_limits, equal_shares
-from zeus_hetero.solver.heuristic import strongest_at_lowest_limit
 from zeus_hetero.solver.optimal import solve
-from zeus_hetero.solver.problem import Kind, Problem, Solution
+from zeus_hetero.solver.problem import Kind, Problem, Resource, Solution
+from zeus_hetero.solver.restricted import (
+    equal_shares,
+    with_shares,
+    with_strongest_at_lowest_limit,
+)
 
 __all__ = [
     "Kind",
     "Problem",
+    "Resource",
     "Solution",
-    "best_power_limits",
     "enumerate_all",
     "equal_shares",
     "solve",
-    "strongest_at_lowest_limit",
+    "with_shares",
+    "with_strongest_at_lowest_limit",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -38,72 +39,122 @@ def enumerate_all(problem: Problem) -> Solution | None:
             f"combinations of power limits); at most {MAX_OPTIONS:.3g} fit in time and memory. "
             "Use method='optimal', or a coarser granularity."
         )
-    best = _Best(problem)
-    _search(kinds, problem.total, (), np.zeros(1), np.zeros(1), best)
-    if best.shares is None:
+    search = _Search(problem, kinds)
+    search.place((), _Placed.none(len(problem.resources)))
+    if search.shares is None:
         return None
-    cost = problem.cost(best.shares, best.limits)
-    return Solution(best.shares, best.limits, cost, lower_bound=cost)
+    cost = problem.cost(search.shares, search.limits)
+    return Solution(search.shares, search.limits, cost, lower_bound=cost)
 
 
-class _Best:
-    """The cheapest allocation so far."""
+@dataclass(frozen=True)
+class _Placed:
+    """GPUs with given shares, over all combinations of their power limits (one axis).
 
-    def __init__(self, problem: Problem) -> None:
-        self.price = problem.makespan_price
-        self.shape = tuple(problem.kinds[k].cost.shape[0] for k in problem.gpus)
-        self.cost = np.inf
+    Attributes:
+        cost: sum of separable costs.
+        time: of the slowest, s.
+        price: cost per s of the slowest of all GPUs.
+        usage: of each resource.
+    """
+
+    cost: np.ndarray
+    time: np.ndarray
+    price: np.ndarray
+    usage: tuple[np.ndarray, ...]
+
+    @classmethod
+    def none(cls, resources: int) -> _Placed:
+        return cls(np.zeros(1), np.zeros(1), np.zeros(1), (np.zeros(1),) * resources)
+
+    def joined(self, other: _Placed) -> _Placed:
+        """Both together: every combination of one with every combination of the other.
+
+        The other may have a further axis, over shares.
+        """
+        mine = (slice(None), None) + (None,) * (other.cost.ndim - 1)
+        return _Placed(
+            _merge(self.cost[mine] + other.cost),
+            _merge(np.maximum(self.time[mine], other.time)),
+            _merge(self.price[mine] + other.price),
+            tuple(_merge(a[mine] + b) for a, b in zip(self.usage, other.usage)),
+        )
+
+
+def _merge(table: np.ndarray) -> np.ndarray:
+    """Make one axis of the first two."""
+    return table.reshape(-1, *table.shape[2:])
+
+
+class _Search:
+    """The cheapest allocation so far, and the GPUs it is made of."""
+
+    def __init__(self, problem: Problem, kinds: list[Kind]) -> None:
+        self._problem = problem
+        self._kinds = kinds
+        self._shape = tuple(kind.cost.shape[0] for kind in kinds)
+        self._cost = np.inf
         self.shares: tuple[int, ...] | None = None
         self.limits: tuple[int, ...] = ()
 
-    def offer(self, shares: tuple[int, ...], flat: int, cost: float) -> None:
-        """Keep an allocation if it is cheaper; `flat` numbers its combination of limits."""
-        if cost < self.cost:
-            self.cost = cost
-            self.shares = shares
-            self.limits = tuple(int(i) for i in np.unravel_index(flat, self.shape))
+    def place(self, shares: tuple[int, ...], placed: _Placed) -> None:
+        """Try all shares and limits of the GPUs that follow those placed."""
+        rest = self._problem.total - sum(shares)
+        left = self._kinds[len(shares) :]
+        if len(left) == 1:
+            if rest < left[0].cost.shape[1]:
+                ours = np.array([rest])
+                self._offer(shares, placed.joined(self._options(len(shares), ours)), ours)
+        elif len(left) == 2:
+            # Shares of the first of the two for which the second's is on its table as well.
+            low = max(0, rest - left[1].cost.shape[1] + 1)
+            ours = np.arange(low, min(rest, left[0].cost.shape[1] - 1) + 1)
+            if len(ours):
+                first = self._options(len(shares), ours)
+                second = self._options(len(shares) + 1, rest - ours)
+                self._offer(shares, placed.joined(_paired(first, second)), ours)
+        else:
+            for share in range(min(rest, left[0].cost.shape[1] - 1) + 1):
+                option = self._options(len(shares), np.array([share]))
+                if np.isfinite(option.cost).any():
+                    flat = _Placed(
+                        option.cost[:, 0],
+                        option.time[:, 0],
+                        option.price[:, 0],
+                        tuple(usage[:, 0] for usage in option.usage),
+                    )
+                    self.place((*shares, share), placed.joined(flat))
 
+    def _options(self, gpu: int, shares: np.ndarray) -> _Placed:
+        """One GPU's options, shape (power limits, shares)."""
+        kind = self._kinds[gpu]
+        number = self._problem.gpus[gpu]
+        wait_price = kind.wait_price * kind.has_work[shares]
+        price = np.broadcast_to(wait_price, (len(kind.cost), len(shares)))
+        usage = tuple(resource.usage[number][:, shares] for resource in self._problem.resources)
+        return _Placed(kind.cost[:, shares], kind.time[:, shares], price, usage)
 
-def _search(
-    kinds: list[Kind],
-    rest: int,
-    shares: tuple[int, ...],
-    cost: np.ndarray,
-    time: np.ndarray,
-    best: _Best,
-) -> None:
-    """Place the GPUs after the first ``len(shares)``; arrays are over the placed GPUs' limits."""
-    left = kinds[len(shares) :]
-    if len(left) == 1:
-        if rest < left[0].cost.shape[1]:
-            c = cost[:, None] + left[0].cost[:, rest]
-            t = np.maximum(time[:, None], left[0].time[:, rest])
-            total = (c + best.price * t).ravel()
-            flat = int(total.argmin())
-            best.offer((*shares, rest), flat, float(total[flat]))
-    elif len(left) == 2:
-        first, second = left
-        # Shares of the first of the two for which the second's share is on its table as well.
-        low = max(0, rest - second.cost.shape[1] + 1)
-        high = min(rest, first.cost.shape[1] - 1)
-        if low > high:
-            return
-        ours = slice(low, high + 1)
-        theirs = rest - np.arange(low, high + 1)
-        c = (
-            cost[:, None, None, None]
-            + first.cost[None, :, None, ours]
-            + second.cost[:, theirs][None, None]
-        )
-        t = np.maximum(first.time[:, None, ours], second.time[:, theirs][None])
-        total = c + best.price * np.maximum(time[:, None, None, None], t[None])
+    def _offer(self, shares: tuple[int, ...], placed: _Placed, ours: np.ndarray) -> None:
+        """Keep the cheapest of the allocations; their second axis is over shares of one GPU."""
+        total = placed.cost + (self._problem.makespan_price + placed.price) * placed.time
+        for resource, usage in zip(self._problem.resources, placed.usage):
+            total = np.where(usage <= resource.capacity, total, np.inf)
         flat = int(total.argmin())
-        limits, at = divmod(flat, high - low + 1)
-        value = float(total.ravel()[flat])
-        best.offer((*shares, low + at, rest - low - at), limits, value)
-    else:
-        for share in range(min(rest, left[0].cost.shape[1] - 1) + 1):
-            c = (cost[:, None] + left[0].cost[:, share]).ravel()
-            t = np.maximum(time[:, None], left[0].time[:, share]).ravel()
-            if np.isfinite(c).any():
-                _search(kinds, rest - share, (*shares, share), c, t, best)
+        if total.flat[flat] < self._cost:
+            self._cost = float(total.flat[flat])
+            combination, at = divmod(flat, total.shape[1])
+            share = int(ours[at])
+            last = self._problem.total - sum(shares) - share
+            full = len(shares) + 1 == len(self._kinds)
+            self.shares = (*shares, share) if full else (*shares, share, last)
+            self.limits = tuple(int(i) for i in np.unravel_index(combination, self._shape))
+
+
+def _paired(first: _Placed, second: _Placed) -> _Placed:
+    """Two GPUs whose shares go together, element by element of the last axis."""
+    return _Placed(
+        _merge(first.cost[:, None] + second.cost[None]),
+        _merge(np.maximum(first.time[:, None], second.time[None])),
+        _merge(first.price[:, None] + second.price[None]),
+        tuple(_merge(a[:, None] + b[None]) for a, b in zip(first.usage, second.usage)),
+    )

@@ -23,6 +23,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from zeus_hetero.solver.constrained import Pricing, cheapest_within_capacity
 from zeus_hetero.solver.core import CoreSolution, cheapest
 from zeus_hetero.solver.options import Options
 from zeus_hetero.solver.problem import Problem, Solution, relative_slack
@@ -44,8 +45,7 @@ def solve(problem: Problem, gap: float = 0.0) -> Solution | None:
     Returns:
         The allocation with its lower bound; None if every allocation is forbidden.
     """
-    options = [Options.of(kind) for kind in problem.kinds]
-    search = _Search(problem, options, gap)
+    search = (_Search if problem.plain else _ConstrainedSearch)(problem, gap)
     search.run()
     return search.best
 
@@ -63,22 +63,25 @@ class _Search:
         bound: their bounds.
     """
 
-    def __init__(self, problem: Problem, options: list[Options], gap: float) -> None:
+    def __init__(self, problem: Problem, gap: float) -> None:
         self.problem = problem
-        self.options = options
+        self.options = [
+            Options.of(kind, [resource.usage[k] for resource in problem.resources])
+            for k, kind in enumerate(problem.kinds)
+        ]
         self.gap = gap
         self.best: Solution | None = None
         self.upper = np.inf
         self._floor = np.inf  # least bound of a candidate that was given up
         self._guess = 0.0
-        kind = np.concatenate([np.full(len(o), k) for k, o in enumerate(options)])
-        row = np.concatenate([np.arange(len(o)) for o in options])
-        time = np.concatenate([o.time for o in options])
+        kind = np.concatenate([np.full(len(o), k) for k, o in enumerate(self.options)])
+        row = np.concatenate([np.arange(len(o)) for o in self.options])
+        time = np.concatenate([o.time for o in self.options])
         order = np.argsort(time, kind="stable")
         self._kind, self._row, self.time = kind[order], row[order], time[order]
         self.bound = np.full(len(time), -np.inf)
         # Per kind, the number of options that are no slower than each candidate.
-        self._fast = [np.searchsorted(o.time, self.time, side="right") for o in options]
+        self._fast = [np.searchsorted(o.time, self.time, side="right") for o in self.options]
         self._drop_unreachable()
 
     def run(self) -> None:
@@ -87,20 +90,20 @@ class _Search:
         sharpened = np.nan
         while len(self.time):
             # Most promising first finds good allocations. When that no longer helps, slowest
-            # first proves fastest, since f(T) bounds f at all smaller T.
+            # first proves fastest, since what is settled at one T bounds what smaller ones give.
             at = int(self.bound.argmin()) if improving else len(self.time) - 1
             deadline = float(self.time[at])
             allowed = [o.until(deadline) for o in self.options]
-            relaxation = relax(allowed, self.problem.total, self._guess)
-            if relaxation is None:
+            prices = self._relax(allowed, deadline)
+            if prices is None:
                 self._keep(self.time > deadline)
                 continue
             if sharpened != deadline:
                 sharpened = deadline
-                self._sharpen(relaxation.price)
+                self._sharpen(prices)
                 continue
             before = self.upper
-            self._settle(deadline, allowed, relaxation)
+            self._settle(deadline, allowed, prices)
             improving = self.upper < before
         if self.best is not None:
             slack = relative_slack(self._scale())
@@ -139,23 +142,46 @@ class _Search:
     def _scale(self) -> float:
         """Size of the terms that add up to a cost, which sets its rounding."""
         slowest = max(float(o.time[-1]) for o in self.options)
-        return self.problem.makespan_price * slowest + sum(
-            o.count * float(np.abs(o.cost).max()) for o in self.options
+        price = self.problem.makespan_price + sum(
+            kind.count * kind.wait_price for kind in self.problem.kinds
         )
+        return price * slowest + sum(o.count * float(np.abs(o.cost).max()) for o in self.options)
 
-    def _sharpen(self, price: float) -> None:
-        """Raise the bounds of all candidates by one price of a unit."""
-        self._guess = price
-        bound = self.problem.makespan_price * self.time + price * self.problem.total
-        for k, (option, fast) in enumerate(zip(self.options, self._fast)):
-            reduced = option.cost - price * option.share
-            least = np.minimum.accumulate(reduced)[fast - 1]
+    def _relax(self, allowed: list[Options], deadline: float) -> Relaxation | None:
+        del deadline
+        return relax(allowed, self.problem.total, self._guess)
+
+    def _sharpen(self, prices: Relaxation) -> None:
+        """Raise the bounds of all candidates by the prices that are best for one of them."""
+        self._guess = prices.price
+        bound = self.problem.makespan_price * self.time + prices.price * self.problem.total
+        bound -= float(prices.penalties @ self._capacities)
+        for k, option in enumerate(self.options):
+            reduced = option.cost + prices.penalties @ option.usage - prices.price * option.share
+            least = self._least(k, reduced)
             bound += option.count * least
             # One GPU of the candidate's own kind has exactly that option.
             ours = self._kind == k
-            bound[ours] += reduced[self._row[ours]] - least[ours]
+            rows = self._row[ours]
+            waiting = option.wait_price[rows] * self.time[ours]
+            bound[ours] += reduced[rows] + waiting - least[ours]
         np.maximum(self.bound, bound, out=self.bound)
         self._prune()
+
+    @property
+    def _capacities(self) -> np.ndarray:
+        return np.array([resource.capacity for resource in self.problem.resources], dtype=float)
+
+    def _least(self, k: int, reduced: np.ndarray) -> np.ndarray:
+        """Per candidate, the least reduced cost of a GPU of one kind that is no slower."""
+        last = self._fast[k] - 1
+        wait_price = self.problem.kinds[k].wait_price
+        if not wait_price:
+            return np.minimum.accumulate(reduced)[last]
+        works = self.options[k].wait_price > 0
+        busy = np.minimum.accumulate(np.where(works, reduced, np.inf))[last]
+        idle = np.minimum.accumulate(np.where(works, np.inf, reduced))[last]
+        return np.minimum(busy + wait_price * self.time, idle)
 
     def _settle(self, deadline: float, allowed: list[Options], relaxation: Relaxation) -> None:
         """Compute f at a deadline, or show that it is too high to matter."""
@@ -175,10 +201,19 @@ class _Search:
             settled = self.time <= deadline
             bound = price * self.time[settled] + least
             self.bound[settled] = np.maximum(self.bound[settled], bound)
+            self._close(deadline)
         else:
             self._floor = min(self._floor, float(self.bound[self.time == deadline].min()))
             self._keep(self.time != deadline)
         self._prune()
+
+    def _close(self, deadline: float) -> None:
+        """Note that a deadline was solved exactly, so that nothing cheaper is slowest at it.
+
+        Its bound says so too, but for the rounding of sums, which must not let it come up again.
+        """
+        here = self.time == deadline
+        self.bound[here] = np.maximum(self.bound[here], self.upper)
 
     def _offer(self, allowed: Sequence[Options], rows: Sequence[Sequence[int]]) -> None:
         shares = tuple(int(o.share[r]) for o, rs in zip(allowed, rows) for r in rs)
@@ -187,6 +222,63 @@ class _Search:
         if cost < self.upper:
             self.upper = cost
             self.best = Solution(shares, limits, cost)
+
+
+class _ConstrainedSearch(_Search):
+    """The same search with scarce resources, or with GPUs that cost only if they have work."""
+
+    def __init__(self, problem: Problem, gap: float) -> None:
+        super().__init__(problem, gap)
+        self._pricing = Pricing(self._capacities, problem.total)
+        self._settled = np.nan
+
+    def _relax(self, allowed: list[Options], deadline: float) -> Relaxation | None:
+        none = np.zeros(len(self._capacities))
+        charged = [o.charged(deadline, none) for o in allowed]
+        return self._pricing.relax(charged)
+
+    def _settle(self, deadline: float, allowed: list[Options], relaxation: Relaxation) -> None:
+        """Find the cheapest allocation in an interval of times that ends at a deadline.
+
+        Waiting is charged for the start of the interval, so that the cost found bounds that of
+        all allocations whose slowest time lies in it.
+        """
+        room = self.upper - self._bound_at(deadline, allowed, relaxation)
+        slope = self.problem.makespan_price + sum(
+            kind.count * kind.wait_price for kind in self.problem.kinds
+        )
+        start = deadline
+        if deadline != self._settled and np.isfinite(room) and slope > 0:
+            start = max(0.0, deadline - room / slope)
+        self._settled = deadline
+        bound = self._bound_at(start, allowed, relaxation)
+        threshold = self.upper - bound
+        found = cheapest_within_capacity(
+            [o.charged(start, relaxation.penalties) for o in allowed],
+            self.problem.total,
+            relaxation.price,
+            relaxation.penalties,
+            self._capacities,
+            threshold,
+        )
+        if found is not None:
+            self._offer(allowed, found.rows)
+        least = bound + (threshold if found is None else found.excess)
+        inside = (self.time >= start) & (self.time <= deadline)
+        self.bound[inside] = np.maximum(self.bound[inside], least)
+        if start == deadline:
+            self._close(deadline)
+        self._prune()
+
+    def _bound_at(self, time: float, allowed: list[Options], relaxation: Relaxation) -> float:
+        """Bound of the cost if the slowest GPU takes `time`, for the options that are allowed."""
+        charged = [o.charged(time, relaxation.penalties) for o in allowed]
+        return (
+            self.problem.makespan_price * time
+            + relaxation.price * self.problem.total
+            - float(relaxation.penalties @ self._capacities)
+            + sum(o.count * float((o.cost - relaxation.price * o.share).min()) for o in charged)
+        )
 
 
 def _mostly_relaxed(

@@ -8,7 +8,7 @@ of costs. The best price is the slope of the lower convex hull of all reachable
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -24,12 +24,14 @@ class Relaxation:
         value: lower bound of the sum of costs.
         low: per kind, the row of the option on the hull's edge below the total.
         high: likewise above it.
+        penalties: cost per unit of each scarce resource; empty where nothing is scarce.
     """
 
     price: float
     value: float
-    low: tuple[int, ...]
-    high: tuple[int, ...]
+    low: tuple[int, ...] = ()
+    high: tuple[int, ...] = ()
+    penalties: np.ndarray = field(default_factory=lambda: np.zeros(0))
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,184 @@
+"""Relaxation and exact core when resources are scarce, by linear and integer programs of HiGHS.
+
+A watt in a budget, or a place among at most so many GPUs, gets a price as a unit of the total
+does; with these prices in the options' costs the problem is one without resources. The best prices
+are the duals of a linear program over all options, found by generating its columns: few options
+are ever needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from scipy.optimize import LinearConstraint, linprog, milp
+from scipy.sparse import csr_array
+
+from zeus_hetero.solver.core import CoreSolution
+from zeus_hetero.solver.options import Options
+from zeus_hetero.solver.relaxation import Relaxation
+
+_ROUNDS = 200
+
+
+class Pricing:
+    """Finds prices for one deadline after another; columns found once serve again.
+
+    Args:
+        capacities: of each resource.
+        total: units to share out.
+    """
+
+    def __init__(self, capacities: np.ndarray, total: int) -> None:
+        self._capacities = capacities
+        self._total = total
+        self._pool: dict[int, set[int]] = {}
+
+    def relax(self, options: Sequence[Options]) -> Relaxation | None:
+        """Solve the linear program over options whose cost includes waiting.
+
+        Returns:
+            Its prices; None if even shares of options cannot satisfy total and capacities.
+        """
+        if any(len(o) == 0 for o in options):
+            return None
+        chosen = []
+        for k, option in enumerate(options):
+            pool = self._pool.setdefault(k, set())
+            extremes = (option.share.argmin(), option.share.argmax(), option.cost.argmin())
+            pool.update(int(row) for row in extremes)
+            chosen.append(sorted(row for row in pool if row < len(option)))
+        scale = 1 + max(float(np.abs(o.cost).max()) for o in options)
+        for _ in range(_ROUNDS):
+            price, penalties, worth, violated = self._program(options, chosen, 1e4 * scale)
+            added = False
+            for k, option in enumerate(options):
+                reduced = option.cost + penalties @ option.usage - price * option.share
+                row = int(reduced.argmin())
+                if reduced[row] < worth[k] - 1e-9 * scale and row not in chosen[k]:
+                    chosen[k].append(row)
+                    self._pool[k].add(row)
+                    added = True
+            if not added:
+                break
+        if violated:
+            return None
+        value = (
+            price * self._total
+            - float(penalties @ self._capacities)
+            + sum(
+                o.count * float((o.cost + penalties @ o.usage - price * o.share).min())
+                for o in options
+            )
+        )
+        return Relaxation(price, value, penalties=penalties)
+
+    def _program(
+        self, options: Sequence[Options], chosen: Sequence[Sequence[int]], penalty: float
+    ) -> tuple[float, np.ndarray, np.ndarray, bool]:
+        kinds = np.concatenate([np.full(len(rows), k) for k, rows in enumerate(chosen)])
+        cost = np.concatenate([o.cost[rows] for o, rows in zip(options, chosen)])
+        share = np.concatenate([o.share[rows] for o, rows in zip(options, chosen)])
+        usage = np.concatenate([o.usage[:, rows] for o, rows in zip(options, chosen)], axis=1)
+        resources = len(self._capacities)
+        # Two columns let the total be missed and one per resource lets it be exceeded, at a price
+        # that is paid only where nothing else is possible.
+        equal = np.zeros((1 + len(options), len(cost) + 2 + resources))
+        equal[0, : len(cost)] = share
+        equal[0, len(cost) : len(cost) + 2] = (1, -1)
+        equal[1 + kinds, np.arange(len(cost))] = 1
+        counts = [o.count for o in options]
+        within = np.hstack([usage, np.zeros((resources, 2)), -np.eye(resources)])
+        largest = np.maximum(1, np.abs(usage).max(axis=1, initial=0))
+        result = linprog(
+            np.concatenate([cost, [penalty, penalty], penalty / largest]),
+            A_ub=within if resources else None,
+            b_ub=self._capacities if resources else None,
+            A_eq=equal,
+            b_eq=[self._total, *counts],
+            method="highs",
+        )
+        if result.status != 0:
+            raise RuntimeError(f"HiGHS could not solve the relaxation: {result.message}")
+        duals = np.asarray(result.eqlin.marginals)
+        penalties = np.maximum(0, -np.asarray(result.ineqlin.marginals)) if resources else ()
+        violated = bool((result.x[len(cost) :] > 1e-6).any())
+        return float(duals[0]), np.asarray(penalties, dtype=float), duals[1:], violated
+
+
+def cheapest_within_capacity(
+    options: Sequence[Options],
+    total: int,
+    price: float,
+    penalties: np.ndarray,
+    capacities: np.ndarray,
+    threshold: float,
+) -> CoreSolution | None:
+    """The cheapest choice that reaches the total within the capacities.
+
+    Args:
+        options: per kind, the options that are allowed; their costs include `penalties`.
+        total: units to share out.
+        price: of a unit.
+        penalties: per unit of each resource.
+        capacities: of each resource.
+        threshold: look only for choices whose cost is at most this much above the relaxation's
+            bound; may be inf.
+
+    Returns:
+        The cheapest choice, its `excess` above that bound; None if there is none within the
+        threshold.
+    """
+    reduced = [o.cost - price * o.share for o in options]
+    reduced = [r - r.min() for r in reduced]
+    largest = max(float(r.max()) for r in reduced)
+    # Few options usually suffice, and an integer program over few is quick.
+    limit = min(threshold, max(1e-6 * largest, threshold / 64 if np.isfinite(threshold) else 0))
+    while True:
+        found = _integer_program(options, reduced, total, penalties, capacities, limit)
+        if found is not None and found.excess <= limit:
+            return found
+        if limit >= threshold or limit >= largest * sum(o.count for o in options):
+            return found if found is not None and found.excess <= threshold else None
+        limit = min(threshold, 8 * limit if found is None else found.excess)
+
+
+def _integer_program(
+    options: Sequence[Options],
+    reduced: Sequence[np.ndarray],
+    total: int,
+    penalties: np.ndarray,
+    capacities: np.ndarray,
+    limit: float,
+) -> CoreSolution | None:
+    rows = [np.nonzero(r <= limit)[0] for r in reduced]
+    sizes = [len(r) for r in rows]
+    kind = np.repeat(np.arange(len(options)), sizes)
+    size = sum(sizes)
+    share = np.concatenate([o.share[r] for o, r in zip(options, rows)])
+    usage = np.concatenate([o.usage[:, r] for o, r in zip(options, rows)], axis=1)
+    counts = np.array([o.count for o in options])
+    membership = csr_array((np.ones(size), (kind, np.arange(size))), shape=(len(options), size))
+    constraints = [
+        LinearConstraint(share[None], total, total),
+        LinearConstraint(membership, counts, counts),
+    ]
+    if len(capacities):
+        constraints.append(LinearConstraint(usage, -np.inf, capacities))
+    # The bound charged for the whole of every capacity: what a choice leaves unused is excess.
+    cost = np.concatenate([r[i] for r, i in zip(reduced, rows)]) - penalties @ usage
+    result = milp(
+        cost,
+        integrality=np.ones(size),
+        bounds=(0, counts[kind]),
+        constraints=constraints,
+        options={"mip_rel_gap": 0.0},
+    )
+    if result.x is None:
+        return None
+    chosen = np.rint(result.x).astype(int)
+    picked = [
+        tuple(int(r) for r, n in zip(part, chosen[kind == k]) for _ in range(n))
+        for k, part in enumerate(rows)
+    ]
+    return CoreSolution(float(cost @ chosen + penalties @ capacities), tuple(picked))
