@@ -251,7 +251,7 @@ def error_table(errors: pd.DataFrame) -> pd.DataFrame:
 
 
 def regret_table(regret: pd.DataFrame) -> pd.DataFrame:
-    """Mean and largest regret in %, and the decisions that could not be made, by grid and method."""
+    """Mean and largest regret in %, and decisions that could not be made, by grid and method."""
     decided = regret[regret["method"] != "optimum"]
     groups = decided.groupby(["grid", "method"], sort=False)["regret"]
     return pd.DataFrame(

@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from zeus_hetero.adaptive import Grid, plan_profiling, profile_adaptively
     from zeus_hetero.allocation import Allocation, Worker
     from zeus_hetero.allocator import allocate, compare, pareto_front
     from zeus_hetero.errors import (
@@ -20,8 +21,10 @@ if TYPE_CHECKING:
         TraceWarning,
         ZeusHeteroError,
     )
+    from zeus_hetero.fit_report import report_fit
     from zeus_hetero.gpu_model import GPUModel, fit
     from zeus_hetero.trace import Trace, load_trace
+    from zeus_hetero.uncertainty import Prediction, pessimistic
 
 __version__ = "0.1.0"
 
@@ -29,8 +32,10 @@ _HOME = {
     "Allocation": "allocation",
     "AllocationError": "errors",
     "GPUModel": "gpu_model",
+    "Grid": "adaptive",
     "InfeasibleError": "errors",
     "PlanError": "errors",
+    "Prediction": "uncertainty",
     "Trace": "trace",
     "TraceError": "errors",
     "TraceWarning": "errors",
@@ -41,14 +46,20 @@ _HOME = {
     "fit": "gpu_model",
     "load_trace": "trace",
     "pareto_front": "allocator",
+    "pessimistic": "uncertainty",
+    "plan_profiling": "adaptive",
+    "profile_adaptively": "adaptive",
+    "report_fit": "fit_report",
 }
 
 __all__ = [
     "Allocation",
     "AllocationError",
     "GPUModel",
+    "Grid",
     "InfeasibleError",
     "PlanError",
+    "Prediction",
     "Trace",
     "TraceError",
     "TraceWarning",
@@ -59,6 +70,10 @@ __all__ = [
     "fit",
     "load_trace",
     "pareto_front",
+    "pessimistic",
+    "plan_profiling",
+    "profile_adaptively",
+    "report_fit",
 ]
 
 

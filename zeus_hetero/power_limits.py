@@ -73,6 +73,7 @@ class BetweenLimits(GPUModel):
     def __init__(self, model: GPUModel, power_limits: PowerLimits = "continuous") -> None:
         self.model = model
         self.name = model.name
+        self.extrapolates = model.extrapolates
         self.trace = model.trace
         known = model.power_limits
         self.power_limits = tuple(

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
 
 import numpy as np
 from scipy.optimize import isotonic_regression
 
 from zeus_hetero.errors import TraceWarning
 from zeus_hetero.gpu_model import BatchSizes, GPUModel, Interpolated
+from zeus_hetero.outliers import Outlier, contradicted, worst_by_batch_size
 from zeus_hetero.physics import POWER, TIME
 from zeus_hetero.power_limits import PowerLimits, resolve_power_limits
 from zeus_hetero.surface import Smoothness, Surface, fit_surface
@@ -18,42 +18,10 @@ from zeus_hetero.uncertainty import conformal_quantile
 
 # Knots of the tables that predictions are read from, per factor of e in the batch size.
 _KNOTS_PER_E = 20
+# Rounds of looking for bad points.
+_OUTLIER_ROUNDS = 3
 # From this uncertainty on (standard deviation, log units) a prediction is called a guess.
 _GUESS = 0.05
-# A point is named as an outlier if it is off by this many robust standard deviations and by this
-# much. Six: windows of a few steps have heavy tails, and a false alarm costs a GPU hour.
-_OUTLIER_DEVIATIONS = 6.0
-_OUTLIER_SIZE = 0.12
-# More bad points than this are no single bad points, they are the trace.
-_OUTLIER_SHARE = 0.1
-# Leaving out needs a crowd to judge by.
-_FEWEST_TO_JUDGE = 8
-
-
-@dataclass(frozen=True)
-class Outlier:
-    """A measured point that its neighbours contradict.
-
-    Attributes:
-        batch_size: samples.
-        power_limit: W.
-        figure: "time" or "power".
-        measured: s per step, or average W.
-        expected: what the other points say.
-    """
-
-    batch_size: int
-    power_limit: int
-    figure: str
-    measured: float
-    expected: float
-
-    def __str__(self) -> str:
-        unit = "s" if self.figure == "time" else "W"
-        return (
-            f"batch size {self.batch_size} at {self.power_limit} W: {self.figure} "
-            f"{self.measured:.4g} {unit}, expected about {self.expected:.4g} {unit}"
-        )
 
 
 class Smooth(GPUModel):
@@ -142,53 +110,33 @@ class Smooth(GPUModel):
 
     def _fit(self, validate: bool) -> None:
         believed = np.ones(len(self.trace), dtype=bool)
-        # Each round disbelieves what the fit without it contradicts; two rounds catch a bad point
-        # that hid another.
-        for _ in range(3 if validate else 1):
-            self.surfaces = {
-                figure: self._surface(figure, believed, Smoothness()) for figure in self._logs
-            }
-            found = self._find_outliers(believed)
-            if not found:
-                break
-            for outlier, index in found:
-                self.outliers += (outlier,)
-                believed[index] = False
+        self._fit_surfaces(believed, Smoothness())
         if validate:
-            self.surfaces = {figure: self._surface(figure, believed, None) for figure in self._logs}
+            # Each round disbelieves what the other points contradict; the next ones catch a bad
+            # point that hid behind a worse one.
+            for _ in range(_OUTLIER_ROUNDS):
+                worst = worst_by_batch_size(self.trace, self.surfaces, believed)
+                if not worst:
+                    break
+                believed[worst] = False
+                self._fit_surfaces(believed, Smoothness())
+            found = contradicted(self.trace, self.surfaces, believed)
+            # Good points beside a bad one may have been disbelieved before it was.
+            self.outliers = tuple(
+                found[i] for i in np.flatnonzero(~believed).tolist() if i in found
+            )
+            believed = np.array([b or i not in found for i, b in enumerate(believed)])
+            self._fit_surfaces(believed, None)
         self._believed = believed
+
+    def _fit_surfaces(self, believed: np.ndarray, smoothness: Smoothness | None) -> None:
+        self.surfaces = {
+            figure: self._surface(figure, believed, smoothness) for figure in self._logs
+        }
 
     def _surface(self, figure: str, believed: np.ndarray, smoothness: Smoothness | None) -> Surface:
         law = {"time": TIME, "power": POWER}[figure]
         return fit_surface(self._points, self._logs[figure], law, believed, smoothness)
-
-    def _find_outliers(self, believed: np.ndarray) -> list[tuple[Outlier, int]]:
-        room = int(_OUTLIER_SHARE * len(self.trace)) - len(self.outliers)
-        if len(self.trace) < _FEWEST_TO_JUDGE or room <= 0:
-            return []
-        found = []
-        for figure, surface in self.surfaces.items():
-            off, deviation = surface.left_out()
-            z = np.abs(off / deviation)
-            scale = max(1.4826 * float(np.median(z[believed])), 0.5)
-            for i in np.flatnonzero(
-                believed & (z > _OUTLIER_DEVIATIONS * scale) & (np.abs(off) > _OUTLIER_SIZE)
-            ):
-                measured = float(np.exp(self._logs[figure][i]))
-                outlier = Outlier(
-                    int(self.trace.batch_size[i]),
-                    int(self.trace.power_limit[i]),
-                    figure,
-                    measured,
-                    measured * float(np.exp(-off[i])),
-                )
-                found.append((float(z[i] / scale), outlier, int(i)))
-        found.sort(key=lambda entry: -entry[0])
-        # One per round and batch size: beside a very bad point good ones look bad.
-        chosen: dict[int, tuple[Outlier, int]] = {}
-        for _, outlier, index in found:
-            chosen.setdefault(outlier.batch_size, (outlier, index))
-        return list(chosen.values())[:room]
 
     def _calibrate(self) -> None:
         """Scale the intervals so that they hold what was left out."""

@@ -25,6 +25,8 @@ from zeus_hetero.trace import Trace
 # Relative noise of a measurement where there is nothing to learn it from. Three times the few
 # percent of a good window: nothing is known about this trace.
 _UNKNOWN_NOISE = 0.1
+# Predictions below this part of a measurement are taken as this part.
+_LEAST_RATIO = 0.05
 # Below this many residuals the largest one decides, with a margin.
 _FEW = 10
 
@@ -116,20 +118,34 @@ def conformal_quantile(
     return half_width
 
 
-def leave_out_residuals(
-    trace: Trace, make: Callable[[Trace], GPUModel]
-) -> tuple[np.ndarray, np.ndarray]:
-    """Log residuals of time and energy with each inner batch size left out in turn.
+@dataclass(frozen=True)
+class LeftOut:
+    """What a model says about batch sizes that were left out of its trace; arrays by point.
+
+    Attributes:
+        batch_size: samples per step.
+        power_limit: W.
+        time: log(measured / predicted) of time.
+        energy: log(measured / predicted) of energy.
+    """
+
+    batch_size: np.ndarray
+    power_limit: np.ndarray
+    time: np.ndarray
+    energy: np.ndarray
+
+
+def leave_out_residuals(trace: Trace, make: Callable[[Trace], GPUModel]) -> LeftOut:
+    """Leave out each inner batch size in turn and predict it.
 
     Args:
         trace: the measurements.
         make: fits a model to a trace.
 
     Returns:
-        log(measured / predicted) of time and of energy, one entry per prediction that could be
-        made; both empty with fewer than 3 batch sizes.
+        The residuals of every prediction that could be made; none with fewer than 3 batch sizes.
     """
-    left: tuple[list[float], list[float]] = ([], [])
+    rows = []
     for size in trace.batch_sizes[1:-1]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", TraceWarning)
@@ -141,13 +157,17 @@ def leave_out_residuals(
             limit = int(trace.power_limit[i])
             if limit not in model.power_limits:
                 continue
-            for figure, measured, predicted in (
-                (0, trace.time[i], float(model.time(int(size), limit))),
-                (1, trace.energy[i], float(model.energy(int(size), limit))),
-            ):
+            residuals = [
                 # A parabola may predict nothing at all; that is as wrong as a factor of e^3.
-                left[figure].append(math.log(measured / max(predicted, measured * 0.05)))
-    return np.array(left[0]), np.array(left[1])
+                math.log(measured / max(float(predicted), measured * _LEAST_RATIO))
+                for measured, predicted in (
+                    (trace.time[i], model.time(int(size), limit)),
+                    (trace.energy[i], model.energy(int(size), limit)),
+                )
+            ]
+            rows.append((size, limit, *residuals))
+    sizes, limits, times, energies = np.array(rows, dtype=float).reshape(-1, 4).T
+    return LeftOut(sizes.astype(np.int64), limits.astype(np.int64), times, energies)
 
 
 def typical_spread(
@@ -157,11 +177,11 @@ def typical_spread(
 
     With fewer than 3 batch sizes there is nothing to leave out: then those of 10 % noise.
     """
-    time, energy = leave_out_residuals(trace, make)
-    if not time.size:
+    left = leave_out_residuals(trace, make)
+    if not left.time.size:
         unknown = conformal_quantile(np.empty(0))
         return (lambda c: _UNKNOWN_NOISE * unknown(c),) * 2
-    return conformal_quantile(time), conformal_quantile(energy)
+    return conformal_quantile(left.time), conformal_quantile(left.energy)
 
 
 def subset(trace: Trace, keep: np.ndarray) -> Trace:
@@ -202,6 +222,7 @@ class Pessimistic(GPUModel):
         self.model = model
         self.risk = float(risk)
         self.name = model.name
+        self.extrapolates = model.extrapolates
         self.trace = model.trace
         self.power_limits = model.power_limits
 
