@@ -67,7 +67,8 @@ def contradicted(
         off, deviation = surface.left_out()
         z = np.abs(off / deviation)
         scale = max(1.4826 * float(np.median(z[believed])), 0.5)
-        for i in np.flatnonzero((z > _DEVIATIONS * scale) & (np.abs(off) > _SIZE)):
+        far = (z > _DEVIATIONS * scale) & (np.abs(off) > _SIZE)
+        for i in np.flatnonzero(far & ~_common(trace, far, off > 0)):
             value = float(measured[figure][i])
             outlier = Outlier(
                 int(trace.batch_size[i]),
@@ -82,6 +83,18 @@ def contradicted(
     for _, index, outlier in found:
         by_index.setdefault(index, outlier)
     return by_index
+
+
+def _common(trace: Trace, far: np.ndarray, above: np.ndarray) -> np.ndarray:
+    """Whether most points of a batch size are off to the same side: that is how the GPU is."""
+    common = np.zeros(len(trace), dtype=bool)
+    for size in np.unique(trace.batch_size[far]):
+        at = trace.batch_size == size
+        for side in (far & above, far & ~above):
+            count = np.count_nonzero(at & side)
+            if count >= 2 and 2 * count > np.count_nonzero(at):
+                common |= at & side
+    return common
 
 
 def worst_by_batch_size(

@@ -20,7 +20,7 @@ from zeus_hetero.uncertainty import conformal_quantile
 _KNOTS_PER_E = 20
 # Rounds of looking for bad points.
 _OUTLIER_ROUNDS = 3
-# From this uncertainty on (standard deviation, log units) a prediction is called a guess.
+# Uncertainty (standard deviation, log units) of a guess that costs nothing extra.
 _GUESS = 0.05
 
 
@@ -32,8 +32,8 @@ class Smooth(GPUModel):
       interpolation predicts left-out batch sizes clearly better, the tables follow it instead.
     - Time and energy do not fall when the batch grows; time does not rise and average power does
       not fall when the limit rises.
-    - Time is cautious where nothing near was measured: the expected value, and up to a standard
-      deviation more.
+    - Time is cautious where a power limit's slowdown is a guess (neither it nor a lower limit was
+      measured at a batch as large): the expected value, and up to a standard deviation more.
     - Single bad points have little influence; they are named in `outliers` and a `TraceWarning`.
     - A share beyond the largest measured batch of the trace (memory does not depend on the power
       limit) runs as micro-batches, as in `Interpolated`. Below the smallest, time and energy lie
@@ -215,13 +215,20 @@ class Smooth(GPUModel):
         self._log_energy = dict(zip(self.power_limits, energy))
 
     def _caution(self, at: np.ndarray) -> np.ndarray:
-        """What to add to the most likely log time: towards its expected value, and beyond.
+        """What to add to the most likely log time where a power limit's slowdown is a guess.
 
         A power limit that starves the GPU makes it slower by a factor, and a step waits for the
-        slowest: a plan must not rest on such a limit before it was measured at work.
+        slowest: a plan must not rest on such a limit before it was measured at work. It was if
+        this limit, or a lower one, was measured at a batch as large.
         """
+        limits, which = np.unique(at[:, 1], return_inverse=True)
+        # Logarithms of whole numbers: a little slack compares them as if they were those.
+        largest = np.array(
+            [self._points[self._points[:, 1] <= limit + 1e-9, 0].max() for limit in limits]
+        )
         uncertainty = self.surfaces["time"].uncertainty(at)
-        return np.asarray(uncertainty**2 / 2 + np.maximum(uncertainty - _GUESS, 0.0))
+        premium = uncertainty**2 / 2 + np.maximum(uncertainty - _GUESS, 0.0)
+        return np.where(at[:, 0] > largest[which.ravel()] + 1e-9, premium, 0.0)
 
     def _interpolated_tables(
         self, time: np.ndarray, power: np.ndarray
