@@ -1,4 +1,7 @@
-"""Traces of imaginary GPUs: a physical formula, not the one that the models assume, plus noise."""
+"""Traces of imaginary GPUs: a physical formula, not the one that the models assume, plus noise.
+
+And the real ones where the raw measurements are at hand.
+"""
 
 from __future__ import annotations
 
@@ -69,3 +72,24 @@ def changed(trace: Trace, batch: int, limit: int, time_factor: float) -> Trace:
     at = (frame["batch_size"] == batch) & (frame["power_limit"] == limit)
     frame.loc[at, ["time", "energy"]] *= time_factor
     return load_trace(frame, gpu=trace.gpu)
+
+
+# Of Zeus's public power traces.
+VISIBLE = (
+    ("cifar100", "shufflenetv2", "adadelta"),
+    ("imagenet", "resnet50", "adadelta"),
+    ("squad", "bert_base_uncased", "adamw"),
+)
+CARDS = ("a40", "p100", "rtx6000", "v100")
+
+
+def real(shared_data, workload, gpu) -> Trace:
+    """A real trace in relative units."""
+    dataset, network, optimizer = workload
+    return load_trace(
+        shared_data / "zeus_power_traces" / f"summary_power_{gpu}.csv",
+        gpu=gpu,
+        dataset=dataset,
+        network=network,
+        optimizer=optimizer,
+    )
