@@ -285,7 +285,7 @@ def test_max_batch_size_caps_the_share(aws):
     with pytest.raises(InfeasibleError, match=r"max_batch_size.*at most 3000.*4096") as caught:
         zeus_hetero.allocate(aws["cifar100"], 4096, max_batch_size=1500)
     assert caught.value.constraint == "max_batch_size"
-    assert caught.value.nearest == 3000
+    assert caught.value.nearest == 2048
 
 
 def test_gpus_given_as_list_keep_their_order(aws):
@@ -362,9 +362,9 @@ ONE = frame([0.1, 0.2], [5, 9])
         ({"gpus": {"A": 0}}, r"gpus is empty"),
         ({"gpus": "A"}, r"gpus is 'A'; expected a list"),
         ({"wait_power": {"X": 3}}, r"wait_power names GPU 'X'; expected one of A, B"),
-        ({"wait_power": -3}, r"wait_power is -3; expected a number at least 0 W"),
+        ({"wait_power": -3}, r"wait_power is -3; expected a number of at least 0 W"),
         ({"wait_power": {"A": "hot"}}, r"wait_power\['A'\] is 'hot'"),
-        ({"sync_time": -1}, r"sync_time is -1; expected a number at least 0 s"),
+        ({"sync_time": -1}, r"sync_time is -1; expected a number of at least 0 s"),
         ({"granularity": 0}, r"granularity is 0; expected a positive whole number"),
         ({"granularity": 99}, r"granularity is 99; expected at most the global batch size 16"),
         ({"max_slowdown": 0.9}, r"max_slowdown is 0.9; expected a number of at least 1"),

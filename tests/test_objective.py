@@ -11,7 +11,9 @@ figures = st.floats(0, 1e3)
 
 
 def test_synchronous_step_by_hand():
-    goal = Synchronous(energy_price=0.5, time_price=0.5 * 370, wait_power=(60, 40), sync_time=0.1)
+    goal = Synchronous(
+        energy_price=0.5, time_prices=(0.5 * 300, 0.5 * 70), wait_power=(60, 40), sync_time=0.1
+    )
     step = goal.step([2.0, 3.0], [100.0, 90.0], [150, 70])
     assert step.time == pytest.approx(3.1)
     # The first GPU waits 1.1 s at 60 W, the second 0.1 s at 40 W.
@@ -34,7 +36,10 @@ def test_independent_step_by_hand():
 def test_separable_form_adds_up_to_the_cost(eta, gpus, sync_time):
     times, energies, waits = zip(*gpus)
     limits = [100] * len(gpus)
-    for goal in (Synchronous(eta, (1 - eta) * 500, waits, sync_time), Independent(eta)):
+    for goal in (
+        Synchronous(eta, [(1 - eta) * 500] * len(gpus), waits, sync_time),
+        Independent(eta),
+    ):
         separable = sum(
             float(goal.separable_cost(i, np.float64(t), np.float64(e), np.float64(100)))
             for i, (t, e) in enumerate(zip(times, energies))

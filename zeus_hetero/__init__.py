@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from zeus_hetero.adaptive import Grid, plan_profiling, profile_adaptively
     from zeus_hetero.allocation import Allocation, Worker
-    from zeus_hetero.allocator import allocate, compare, pareto_front
+    from zeus_hetero.allocator import allocate, compare
     from zeus_hetero.errors import (
         AllocationError,
         InfeasibleError,
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     )
     from zeus_hetero.fit_report import report_fit
     from zeus_hetero.gpu_model import GPUModel, fit
+    from zeus_hetero.pareto import pareto_front
     from zeus_hetero.trace import Trace, load_trace
     from zeus_hetero.uncertainty import Prediction, pessimistic
 
@@ -45,7 +46,7 @@ _HOME = {
     "compare": "allocator",
     "fit": "gpu_model",
     "load_trace": "trace",
-    "pareto_front": "allocator",
+    "pareto_front": "pareto",
     "pessimistic": "uncertainty",
     "plan_profiling": "adaptive",
     "profile_adaptively": "adaptive",

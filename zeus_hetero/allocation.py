@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zeus_hetero.errors import PlanError
+from zeus_hetero.objective import StepFigures
 from zeus_hetero.trace import write_text_atomically
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ class Allocation:
         model: the GPU model behind the predictions.
         max_power: sum of the GPUs' maximum power limits, W (Zeus's MaxPower).
         sync_time: time per step for exchanging gradients, s.
+        cost_unit: unit of the cost: J (Zeus's cost), money or g CO2.
         simulated: True if the predictions rest on measurements of simulated GPUs.
         relative: True if they rest on traces without absolute units.
     """
@@ -81,6 +83,7 @@ class Allocation:
     model: str = "interpolated"
     max_power: float = 0.0
     sync_time: float = 0.0
+    cost_unit: str = "J"
     simulated: bool = False
     relative: bool = False
 
@@ -117,6 +120,18 @@ class Allocation:
         for i in by_remainder[: 100 - sum(whole)]:
             whole[i] += 1
         return tuple(sorted(whole))
+
+    def per_epoch(self, dataset_size: int) -> StepFigures:
+        """What an epoch is predicted to take.
+
+        Args:
+            dataset_size: samples in the data set; the last, smaller step counts as its part.
+
+        Returns:
+            Time in s, energy in J and cost in `cost_unit`.
+        """
+        steps = dataset_size / self.global_batch_size
+        return StepFigures(self.step_time * steps, self.step_energy * steps, self.cost * steps)
 
     def waiting(self, rank: int) -> float:
         """Share of a step that a worker waits for the slowest one, between 0 and 1."""

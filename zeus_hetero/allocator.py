@@ -6,10 +6,11 @@ function ``zeus_hetero.allocate`` as soon as anything imported it.
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,8 +18,11 @@ import numpy as np
 import pandas as pd
 
 from zeus_hetero.allocation import Allocation
-from zeus_hetero.case import Case, GPUs, Method, PerGPU
+from zeus_hetero.arguments import between
+from zeus_hetero.case import ROUNDING, Case, Method
+from zeus_hetero.constraints import Groups
 from zeus_hetero.errors import AllocationError, TraceError, TraceWarning
+from zeus_hetero.inputs import GPUs, PerGPU
 from zeus_hetero.solver import (
     Problem,
     Solution,
@@ -32,6 +36,9 @@ from zeus_hetero.trace import TraceSource
 
 EQUAL_MAX_POWER = "equal_max_power"
 PAPER = "paper"
+_SMALL_TABLE = 1_000_000  # options
+_PROVEN_GPUS = 64
+_FLEET_GAP = 1e-4
 
 
 def allocate(
@@ -48,6 +55,16 @@ def allocate(
     granularity: int = 1,
     max_slowdown: float | None = None,
     max_batch_size: int | Mapping[str, int] | None = None,
+    min_share: int | Mapping[str, int] | None = None,
+    must_use: bool | str | Sequence[str] = (),
+    deadline: float | None = None,
+    power_budget: float | Mapping[str, float] | None = None,
+    groups: Groups | None = None,
+    max_gpus: int | None = None,
+    electricity_price: float | None = None,
+    gpu_hour_price: PerGPU = None,
+    carbon_intensity: float | None = None,
+    gap: float | None = None,
 ) -> Allocation:
     """Find how many samples of a global batch and which power limit each GPU should get.
 
@@ -69,8 +86,21 @@ def allocate(
         granularity: shares are multiples of this; where the global batch is none, one GPU takes
             the remainder on top.
         max_slowdown: minimise energy among allocations at most this many times slower than the
-            fastest; `eta` then does not matter.
+            fastest; `eta` and prices then do not matter.
         max_batch_size: largest share of a GPU, one figure or one per GPU name.
+        min_share: smallest share of a GPU that gets work, likewise.
+        must_use: names of GPUs that must get work, or True for all.
+        deadline: s that a step may take.
+        power_budget: W that the power limits may add up to, GPUs without work included: one
+            figure for the whole fleet, or one per group; the group "all" is the whole fleet.
+        groups: for each named group its workers, as GPU names or positions in `gpus`.
+        max_gpus: use at most so many GPUs, the best ones; the others are not in the job and draw
+            nothing.
+        electricity_price: money per kWh. With this or `gpu_hour_price` the cost is money.
+        gpu_hour_price: money per hour of a GPU, one figure or one per GPU name.
+        carbon_intensity: g of CO2 per kWh. With it the cost is carbon.
+        gap: relative distance from the optimum at which "optimal" may stop. By default 0, a full
+            proof, for up to 64 GPUs and 1e-4 beyond.
 
     Returns:
         The allocation, one worker per GPU in the order of `gpus`.
@@ -78,7 +108,8 @@ def allocate(
     Raises:
         TraceError: a trace cannot be used.
         AllocationError: an argument makes no sense.
-        InfeasibleError: no allocation satisfies the constraints.
+        InfeasibleError: no allocation satisfies the constraints; it says which one cannot hold
+            and the nearest value that can.
 
     Example:
         >>> import zeus_hetero
@@ -100,9 +131,20 @@ def allocate(
         sync_time=sync_time,
         granularity=granularity,
         max_batch_size=max_batch_size,
+        min_share=min_share,
+        must_use=must_use,
+        deadline=deadline,
+        power_budget=power_budget,
+        groups=groups,
+        max_gpus=max_gpus,
+        electricity_price=electricity_price,
+        gpu_hour_price=gpu_hour_price,
+        carbon_intensity=carbon_intensity,
     )
+    if gap is not None and method == "optimal":
+        solver = functools.partial(_optimal, gap=between("gap", gap, 0, 1))
     started = time.perf_counter()
-    plan = _solve(case, solver, max_slowdown)
+    plan = _slowed(case, max_slowdown).solve(solver)
     return replace(plan, method=method, solve_time=time.perf_counter() - started)
 
 
@@ -191,79 +233,29 @@ def plans_by_method(
         Allocation per method, and the reason per method that could not run.
     """
     case = Case.of(traces, global_batch_size, **options)
+    slowed = _slowed(case, max_slowdown)
     plans: dict[str, Allocation] = {}
     skipped: dict[str, str] = {}
     for method, solver in METHODS.items():
         started = time.perf_counter()
         try:
-            plan = _solve(case, solver, max_slowdown)
+            plan = slowed.solve(solver)
         except AllocationError as error:
             if method == "optimal":
                 raise
             skipped[method] = str(error)
             continue
         plans[method] = replace(plan, method=method, solve_time=time.perf_counter() - started)
-    today = _equal_at_max_power(case)
+    today = _equal_at_max_power(slowed)
     if today is None:
         skipped[EQUAL_MAX_POWER] = "an even split is not allowed by max_batch_size."
     else:
         plans[EQUAL_MAX_POWER] = today
     try:
-        plans[PAPER] = _as_in_the_paper(traces, global_batch_size, case, options)
+        plans[PAPER] = _as_in_the_paper(traces, global_batch_size, slowed, options)
     except (TraceError, AllocationError) as error:
         skipped[PAPER] = str(error)
     return plans, skipped
-
-
-def pareto_front(
-    traces: Mapping[str, TraceSource],
-    global_batch_size: int,
-    *,
-    points: int = 50,
-    **options: Any,
-) -> pd.DataFrame:
-    """The trade-off between time and energy of a global step.
-
-    Args:
-        traces: as for `allocate`.
-        global_batch_size: samples per global step.
-        points: number of deadlines to solve for.
-        **options: further arguments of `allocate`, but for `method`, `eta` and `max_slowdown`.
-
-    Returns:
-        The non-dominated allocations by ascending step_time (s): step_energy (J), shares,
-        power_limits (W), and knee, True for the point farthest from the line between the
-        fastest and the most frugal one.
-    """
-    case = Case.of(traces, global_batch_size, **options).with_eta(1.0)
-    frugal = case.solve(METHODS["optimal"])
-    fastest = case.with_eta(0.0).solve(METHODS["optimal"])
-    front = [
-        case.solve(METHODS["optimal"], deadline)
-        for deadline in np.linspace(fastest.step_time, frugal.step_time, points)[1:-1]
-    ]
-    rows = [
-        {
-            "step_time": plan.step_time,
-            "step_energy": plan.step_energy,
-            "shares": tuple(w.batch_size for w in plan.workers),
-            "power_limits": tuple(w.power_limit for w in plan.workers),
-        }
-        for plan in (fastest, *front, frugal)
-    ]
-    frame = pd.DataFrame(rows).sort_values(["step_time", "step_energy"], ignore_index=True)
-    least = frame["step_energy"].cummin().shift(fill_value=np.inf)
-    frame = frame[frame["step_energy"] < least].reset_index(drop=True)
-    frame["knee"] = _is_knee(frame["step_time"].to_numpy(), frame["step_energy"].to_numpy())
-    return frame
-
-
-def _is_knee(times: np.ndarray, energies: np.ndarray) -> np.ndarray:
-    span_t, span_e = np.ptp(times), np.ptp(energies)
-    if len(times) < 3 or span_t == 0 or span_e == 0:
-        return np.arange(len(times)) == 0
-    below = 1 - (times - times.min()) / span_t - (energies - energies.min()) / span_e
-    return np.arange(len(times)) == int(below.argmax())
 
 
 def _baseline(problem: Problem) -> Solution | None:
@@ -280,11 +272,13 @@ def _unproven(solution: Solution | None) -> Solution | None:
     return solution and replace(solution, lower_bound=-math.inf)
 
 
-def _optimal(problem: Problem) -> Solution | None:
+def _optimal(problem: Problem, gap: float | None = None) -> Solution | None:
     # For two GPUs all allocations fit in one small array, which is quicker than any search.
-    if len(problem.gpus) == 2 and sum(k.cost.size for k in problem.kinds) <= 1_000_000:
+    if len(problem.gpus) == 2 and sum(k.cost.size for k in problem.kinds) <= _SMALL_TABLE:
         return enumerate_all(problem)
-    return solve(problem)
+    if gap is None:
+        gap = 0.0 if len(problem.gpus) <= _PROVEN_GPUS else _FLEET_GAP
+    return solve(problem, gap)
 
 
 METHODS: dict[str, Method] = {
@@ -301,19 +295,19 @@ def _method(name: str) -> Method:
     return METHODS[name]
 
 
-def _solve(case: Case, method: Method, max_slowdown: float | None) -> Allocation:
+def _slowed(case: Case, max_slowdown: float | None) -> Case:
+    """The case of least energy within so many times the fastest step's time."""
     if max_slowdown is None:
-        return case.solve(method)
-    if not (math.isfinite(max_slowdown) and max_slowdown >= 1):
-        raise AllocationError(f"max_slowdown is {max_slowdown!r}; expected a number of at least 1.")
-    fastest = case.with_eta(0.0).solve(METHODS["optimal"])
-    # A deadline computed from the fastest step must admit that step in spite of rounding.
-    return case.with_eta(1.0).solve(method, fastest.step_time * max_slowdown * (1 + 1e-12))
+        return case
+    slowdown = between("max_slowdown", max_slowdown, 1, math.inf)
+    fastest = case.minimising_time().solve(_optimal)
+    frugal = replace(case.minimising_energy(), eta=1.0)
+    return frugal.within(fastest.step_time * slowdown * ROUNDING)
 
 
 def _equal_at_max_power(case: Case) -> Allocation | None:
     shares = equal_shares(case.global_batch_size, len(case.gpus))
-    if any(share > case.max_share[name] for share, name in zip(shares, case.gpus)):
+    if any(share > case.constraints.max_share[name] for share, name in zip(shares, case.gpus)):
         return None
     limits = [case.models[name].power_limits[0] for name in case.gpus]
     return replace(case.judge(shares, limits), method=EQUAL_MAX_POWER)
@@ -332,7 +326,10 @@ def _as_in_the_paper(
         paper = Case.of(
             traces,
             global_batch_size,
-            **{**options, "objective": "independent", "model": "quadratic"},
+            gpus=case.gpus,
+            objective="independent",
+            model="quadratic",
+            eta=options.get("eta", 0.5),
         )
     choice = paper.solve(METHODS["optimal"])
     plan = case.judge(

@@ -310,8 +310,8 @@ def _draw(
     options: dict[str, Any],
 ) -> list[Path]:
     from zeus_hetero import plotting
-    from zeus_hetero.allocator import pareto_front
     from zeus_hetero.gpu_model import fit
+    from zeus_hetero.pareto import pareto_front
 
     folder.mkdir(parents=True, exist_ok=True)
     figures = {f"{name}_fit.png": plotting.plot_model(fit(trace, str(options["model"])), name)

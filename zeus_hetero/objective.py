@@ -29,31 +29,44 @@ class Synchronous:
     """Data-parallel training in which every GPU waits for the slowest.
 
     ``T = max_i t_i + sync_time``, ``E = sum_i (e_i + w_i (T - t_i))`` and
-    ``cost = energy_price * E + time_price * T``.
+    ``cost = energy_price * E + sum_i time_prices_i * T``, sums over the GPUs in the job.
 
-    With ``energy_price = eta`` and ``time_price = (1 - eta) * P_max`` this is Zeus's cost (You et
-    al., "Zeus: Understanding and Optimizing GPU Energy Consumption of DNN Training", NSDI 2023,
-    eq. 2) carried over to different GPUs: ``P_max`` is the sum of their maximum power limits.
+    With ``energy_price = eta`` and ``time_prices_i = (1 - eta) * (maximum power limit of i)`` this
+    is Zeus's cost (You et al., "Zeus: Understanding and Optimizing GPU Energy Consumption of DNN
+    Training", NSDI 2023, eq. 2) carried over to different GPUs: ``P_max`` is the sum of their
+    maximum power limits. With a price of a J and of a GPU's s it is money, with grams of CO2 per J
+    it is carbon: one formula.
 
     Attributes:
         energy_price: cost per J.
-        time_price: cost per s of the whole step.
-        wait_power: W that each GPU draws while it waits, in the order of the GPUs.
+        time_prices: cost per s of the step for each GPU, in the order of the GPUs.
+        wait_power: W that each GPU draws while it waits.
         sync_time: s per step in which gradients are exchanged and no GPU computes.
+        release_idle: whether a GPU without samples is not in the job and costs nothing; else it
+            waits through the step as every other does.
+        unit: of the cost.
     """
 
     energy_price: float
-    time_price: float
+    time_prices: tuple[float, ...]
     wait_power: tuple[float, ...]
     sync_time: float = 0.0
+    release_idle: bool = False
+    unit: str = "J"
 
     name = "synchronous"
     min_share = 0
 
+    def presence_price(self, gpu: int) -> float:
+        """Cost per s of the slowest GPU's time for having one GPU in the job."""
+        return self.time_prices[gpu] + self.energy_price * self.wait_power[gpu]
+
     @property
     def makespan_price(self) -> float:
-        """Cost per s by which the slowest GPU's time grows: everybody's waiting included."""
-        return self.time_price + self.energy_price * sum(self.wait_power)
+        """Cost per s by which the slowest GPU's time grows, for GPUs that are there anyway."""
+        if self.release_idle:
+            return 0.0
+        return sum(self.presence_price(gpu) for gpu in range(len(self.wait_power)))
 
     @property
     def constant(self) -> float:
@@ -83,9 +96,11 @@ class Synchronous:
         """Figures of a global step, from each GPU's busy time (s), energy (J) and limit (W)."""
         del power_limits
         step_time = max(times) + self.sync_time
-        waiting = sum(w * (step_time - t) for w, t in zip(self.wait_power, times))
+        there = [gpu for gpu, t in enumerate(times) if t > 0 or not self.release_idle]
+        waiting = sum(self.wait_power[gpu] * (step_time - times[gpu]) for gpu in there)
         step_energy = sum(energies) + waiting
-        cost = self.energy_price * step_energy + self.time_price * step_time
+        time_price = sum(self.time_prices[gpu] for gpu in there)
+        cost = self.energy_price * step_energy + time_price * step_time
         return StepFigures(step_time, step_energy, cost)
 
 
@@ -106,6 +121,9 @@ class Independent:
     min_share = 1
     makespan_price = 0.0
     constant = 0.0
+    release_idle = False
+    sync_time = 0.0
+    unit = "J"
 
     def separable_cost(
         self, gpu: int, time: np.ndarray, energy: np.ndarray, power_limit: np.ndarray
