@@ -124,10 +124,15 @@ def sub_grids(trace: Trace, draws: int) -> Iterator[tuple[str, int, Trace]]:
 
 
 def global_batch_sizes(traces: Mapping[str, Trace]) -> tuple[int, ...]:
-    """A large global batch that the GPUs can hold at once, and a quarter of it."""
+    """A large global batch that the GPUs can hold at once, and a quarter of it.
+
+    The quarter is at least twice what the smallest measured batches add up to: smaller shares
+    were not measured, so nobody can be judged by them.
+    """
     held = sum(trace.batch_sizes[-1] for trace in traces.values())
     large = min(LARGEST_GLOBAL_BATCH, 2 ** int(np.log2(held)))
-    return (large, max(large // 4, 2 * len(traces)))
+    least = 2 * sum(trace.batch_sizes[0] for trace in traces.values())
+    return (large, min(max(large // 4, least), large))
 
 
 def regrets(

@@ -23,7 +23,7 @@ Start = Optional[np.ndarray]
 # Residuals beyond a few times the usual noise count linearly instead of squared.
 _NOISE = 0.03
 _LAUNCH_NOISE = 0.025
-_COMPUTE_NOISE = 0.006
+_COMPUTE_NOISE = 0.012
 _POWER_NOISE = 0.01
 # Least part of a power limit that is left for computing, so that its logarithm exists.
 _LEAST_HEADROOM = 0.03
@@ -134,7 +134,7 @@ def time_noise(theta: np.ndarray, log_batch: Floats, log_limit: Floats) -> np.nd
     """Standard deviation of one measured time, log units.
 
     Steps that wait for kernel launches scatter like the host that launches them, by about 2.5 %
-    on the public traces; steps that wait for the GPU by about 0.6 %.
+    on the public traces; steps that wait for the GPU by about half of that.
 
     Args:
         theta: parameters of `time_curve`.

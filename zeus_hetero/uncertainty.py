@@ -93,7 +93,7 @@ def conformal_quantile(
     Args:
         residuals: signed or not, any scale; nan are left out.
         groups: number of batch sizes that were left out, if fewer than residuals: those of one
-            batch size err together, so that they count as about one and a half (on the
+            batch size err together, so that they count as about two (on the
             public traces).
 
     Returns:
@@ -102,7 +102,7 @@ def conformal_quantile(
         normal distribution with standard deviation 1.5.
     """
     sizes = np.sort(np.abs(residuals[np.isfinite(residuals)]))
-    independent = max(min(1.5 * groups if groups else sizes.size, sizes.size), 1)
+    independent = max(min(2 * groups if groups else sizes.size, sizes.size), 1)
 
     def half_width(confidence: float) -> float:
         normal = float(ndtri(0.5 + confidence / 2))
