@@ -67,7 +67,7 @@ def test_begins_with_the_range_of_batches_and_the_lowest_limit_at_work():
 
 def test_asks_for_no_point_twice_and_only_for_the_grid():
     traces = {"usual": GPUS["usual"].trace(), "weak": GPUS["weak"].trace()}
-    _, known = play(traces, target=0.001, most_points=40, count=5)
+    _, known = play(traces, target=0.001, most_points=40, count=5, most_of_grid=1)
     for gpu, trace in known.items():
         points = list(zip(trace.batch_size, trace.power_limit))
         assert len(set(points)) == len(points)
@@ -77,12 +77,12 @@ def test_asks_for_no_point_twice_and_only_for_the_grid():
 
 def test_stops_when_the_expected_regret_is_within_the_target():
     traces = {"usual": GPUS["usual"].trace(noise=0.01), "weak": GPUS["weak"].trace(noise=0.01)}
-    rough, few = play(traces, target=0.05)
-    fine, many = play(traces, target=0.005)
+    rough, few = play(traces, target=0.05, count=2)
+    fine, many = play(traces, target=0.02, count=2, most_of_grid=1)
     assert rough.done
     assert rough.expected_regret <= 0.05
     assert fine.done
-    assert fine.expected_regret <= 0.005
+    assert fine.expected_regret <= 0.02
     assert sum(map(len, few.values())) < sum(map(len, many.values()))
 
 
@@ -97,10 +97,20 @@ def test_same_arguments_give_the_same_plan():
 
 def test_ends_when_the_grid_is_exhausted():
     trace = GPUS["usual"].trace(sizes=(8, 64, 256), limits=(250, 150))
-    plan, known = play({"usual": trace}, target=1e-9)
+    plan, known = play({"usual": trace}, target=1e-9, most_of_grid=1)
     assert plan.done
     assert plan.reason == "the whole grid was measured"
     assert len(known["usual"]) == 6
+
+
+def test_spends_no_more_of_the_grid_than_allowed():
+    traces = {"usual": GPUS["usual"].trace(), "weak": GPUS["weak"].trace()}
+    plan, known = play(traces, target=1e-6, most_of_grid=0.2, count=3)
+    assert plan.done
+    assert plan.expected_regret > 1e-6
+    assert "nothing more fits in 20%" in plan.reason
+    assert seconds(known, traces) == pytest.approx(0.2, abs=0.03)
+    assert plan.measured_part == pytest.approx(seconds(known, traces), rel=0.1)
 
 
 def test_asks_nothing_of_a_gpu_whose_trace_is_complete():
@@ -144,7 +154,7 @@ def test_one_gpu_alone_is_learnt_for_any_partner():
         plan, alone = play({gpu: trace}, count=2, target=0.015)
         assert plan.done
         known.update(alone)
-    assert seconds(known, traces) < 0.5
+    assert seconds(known, traces) < 0.26
     assert np.mean([regret(traces, known, batch) for batch in (200, 700, 1500)]) < 0.015
 
 
@@ -172,6 +182,7 @@ def test_joined_traces_are_sorted_and_keep_their_fields():
         ({"fixed": ["A"]}, "fixed but has no trace"),
         ({"target": 0}, "target is 0"),
         ({"count": 0}, "count is 0"),
+        ({"most_of_grid": 0}, "most_of_grid is 0"),
     ],
 )
 def test_arguments_that_make_no_sense_are_refused(arguments, message):

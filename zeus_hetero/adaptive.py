@@ -84,14 +84,18 @@ class ProfilingPlan:
         points: the next points, most useful first; empty when `done`.
         expected_regret: how much more than the best the allocation is expected to cost that would
             be chosen now, relative; inf while a GPU has too few points to say.
-        done: True if the expected regret is within the target or nothing is left to measure.
+        done: True if the expected regret is within the target, or nothing is left to measure that
+            `most_of_grid` allows.
         reason: why, in words.
+        measured_part: GPU seconds of what was measured, as a part of what the whole grid is
+            predicted to take; of GPUs that are not fixed.
     """
 
     points: tuple[Point, ...]
     expected_regret: float
     done: bool
     reason: str
+    measured_part: float = 0.0
 
 
 def plan_profiling(
@@ -100,6 +104,7 @@ def plan_profiling(
     *,
     global_batch_size: int | None = None,
     target: float = 0.01,
+    most_of_grid: float = 0.25,
     count: int = 1,
     eta: float = 0.5,
     fixed: Sequence[str] = (),
@@ -115,6 +120,8 @@ def plan_profiling(
         global_batch_size: samples that the GPUs share; by default what they hold at once. Not used
             for one GPU.
         target: expected regret to stop at, such as 0.01.
+        most_of_grid: stop before more than this part of the grid's GPU seconds was spent; 1 to go
+            on until the target is met. The first points are always measured.
         count: points to choose at once, for measuring in batches.
         eta: weight of energy against time, as for `allocate`.
         fixed: GPUs whose trace is complete: nothing is asked of them.
@@ -126,7 +133,7 @@ def plan_profiling(
     Raises:
         AllocationError: a GPU without a grid, or an argument that makes no sense.
     """
-    _check(grids, known, target, count, fixed)
+    _check(grids, known, target, most_of_grid, count, fixed)
     traces = {gpu: known.get(gpu) for gpu in grids}
     first = [
         Point(gpu, b, p)
@@ -143,14 +150,25 @@ def plan_profiling(
         regret = _regret_alone(next(iter(beliefs.values())), eta, rng)
     else:
         regret = _regret_together(beliefs, global_batch_size, eta, rng)
+    open_ones = {gpu: belief for gpu, belief in beliefs.items() if gpu not in fixed}
+    total = sum(float(belief.seconds.sum()) for belief in open_ones.values())
+    spent = sum(float(belief.trace.time.sum()) for belief in open_ones.values())
+    part = spent / total if total else 1.0
     if regret <= target:
         reason = f"expected regret {regret:.2%} is within the target {target:.2%}"
-        return ProfilingPlan((), regret, True, reason)
-    points = tuple(_most_useful({g: b for g, b in beliefs.items() if g not in fixed}, count))
-    if not points:
-        return ProfilingPlan((), regret, True, "the whole grid was measured")
-    reason = f"expected regret {regret:.2%}, target {target:.2%}"
-    return ProfilingPlan(points, regret, False, reason)
+        return ProfilingPlan((), regret, True, reason, part)
+    budget = most_of_grid * total - spent if most_of_grid < 1 else float("inf")
+    points = tuple(_most_useful(open_ones, count, budget))
+    if points:
+        reason = f"expected regret {regret:.2%}, target {target:.2%}"
+        return ProfilingPlan(points, regret, False, reason, part)
+    reason = (
+        f"expected regret {regret:.2%} is above the target {target:.2%}, but nothing more fits in "
+        f"{most_of_grid:.0%} of the grid's GPU seconds"
+        if any(len(belief.unmeasured()) for belief in open_ones.values())
+        else "the whole grid was measured"
+    )
+    return ProfilingPlan((), regret, True, reason, part)
 
 
 def profile_adaptively(
@@ -232,6 +250,8 @@ class _Belief:
         self.mean = {figure: surface.mean(at) for figure, surface in surfaces.items()}
         self.covariance = {figure: s.covariance(at) for figure, s in surfaces.items()}
         self.noise = {figure: s.law.noise(at) for figure, s in surfaces.items()}
+        # Predicted s per step of every point: what it costs to measure, in equal windows.
+        self.seconds = np.exp(self.mean["time"])
         self.matters = np.zeros(len(self.points))
         self.index = {point: i for i, point in enumerate(self.points)}
 
@@ -268,7 +288,7 @@ class _Belief:
             columns = covariance[:, candidates]
             variance = covariance[candidates, candidates] + self.noise[figure][candidates] ** 2
             total += self.matters @ columns**2 / variance
-        return total / np.exp(self.mean["time"][candidates])
+        return np.asarray(total / self.seconds[candidates])
 
     def condition(self, point: int) -> None:
         """Take a point as measured, for choosing the one after it."""
@@ -354,11 +374,13 @@ def _as_trace(belief: _Belief, time: np.ndarray, power: np.ndarray) -> Trace:
     )
 
 
-def _most_useful(beliefs: Mapping[str, _Belief], count: int) -> Iterator[Point]:
+def _most_useful(beliefs: Mapping[str, _Belief], count: int, budget: float) -> Iterator[Point]:
+    """The most useful points of all GPUs that a budget in s per step allows, one after another."""
     left = {gpu: belief.unmeasured() for gpu, belief in beliefs.items()}
     for _ in range(count):
         best: tuple[float, str, int] | None = None
         for gpu, belief in beliefs.items():
+            left[gpu] = left[gpu][belief.seconds[left[gpu]] <= budget * (1 + 1e-9)]
             if len(left[gpu]):
                 gains = belief.gain(left[gpu])
                 i = int(np.argmax(gains))
@@ -369,6 +391,7 @@ def _most_useful(beliefs: Mapping[str, _Belief], count: int) -> Iterator[Point]:
         _, gpu, index = best
         yield Point(gpu, *beliefs[gpu].points[index])
         beliefs[gpu].condition(index)
+        budget -= float(beliefs[gpu].seconds[index])
         left[gpu] = left[gpu][left[gpu] != index]
 
 
@@ -382,6 +405,7 @@ def _check(
     grids: Mapping[str, Grid],
     known: Mapping[str, Trace | None],
     target: float,
+    most_of_grid: float,
     count: int,
     fixed: Sequence[str],
 ) -> None:
@@ -395,5 +419,7 @@ def _check(
             raise AllocationError(f"GPU {gpu!r} is fixed but has no trace; give it in `known`.")
     if not 0 < target < 1:
         raise AllocationError(f"target is {target!r}; expected a regret such as 0.01.")
+    if not 0 < most_of_grid <= 1:
+        raise AllocationError(f"most_of_grid is {most_of_grid!r}; expected a part such as 0.25.")
     if count < 1:
         raise AllocationError(f"count is {count!r}; expected at least 1 point.")
