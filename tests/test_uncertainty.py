@@ -1,17 +1,25 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from scipy.stats import norm
-from synthetic import CARDS, GPUS, SIZES, VISIBLE, part, real
+from synthetic import CARDS, GPUS, LIMITS, SIZES, VISIBLE, part, real
 
-from zeus_hetero import AllocationError, TraceWarning, fit, pessimistic
+from zeus_hetero import AllocationError, Grid, TraceWarning, fit, pessimistic
+from zeus_hetero.case import Case
 from zeus_hetero.gpu_model import MODELS, Interpolated
 from zeus_hetero.smooth_model import Smooth
+from zeus_hetero.solver import solve
 from zeus_hetero.trace import load_trace
-from zeus_hetero.uncertainty import conformal_quantile, leave_out_residuals, subset
+from zeus_hetero.uncertainty import (
+    conformal_quantile,
+    leave_out_residuals,
+    step_intervals,
+    subset,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -183,6 +191,61 @@ def test_a_wary_choice_avoids_the_limit_that_nobody_measured_at_work():
         return float(m.time(1024, 100)) / float(m.time(1024, 250))
 
     assert slowdown(pessimistic(model, 0.05)) > 1.15 * slowdown(model)
+
+
+def test_allocation_under_risk_is_the_safer_one():
+    traces = {
+        "strong": GPUS["strong"].trace(noise=0.01),
+        # Nobody saw it work under its low limits.
+        "starving": subset(
+            GPUS["starving"].trace(noise=0.01),
+            np.array([p > 150 or b == 16 for b, p in Grid(SIZES, LIMITS).points]),
+        ),
+    }
+    case = Case.of(traces, 1500, model="auto")
+    wary = replace(case, models={g: pessimistic(m, 0.02) for g, m in case.models.items()})
+    plain, safe = case.solve(solve), wary.solve(solve)
+    decisions = [
+        ([w.batch_size for w in plan.workers], [w.power_limit for w in plan.workers])
+        for plan in (plain, safe)
+    ]
+    # Judged by what may happen, the safe plan costs no more; judged by what is likely, no less.
+    assert wary.judge(*decisions[1]).cost <= wary.judge(*decisions[0]).cost
+    assert case.judge(*decisions[1]).cost >= case.judge(*decisions[0]).cost
+    assert decisions[0] != decisions[1]
+
+
+def test_step_interval_holds_measured_steps():
+    inside, n = np.zeros(2), 0
+    rng = np.random.default_rng(0)
+    for seed in range(6):
+        gpus = [GPUS["usual"], GPUS["weak"], GPUS["strong"]]
+        models = [Smooth(gpu.trace(noise=0.03, seed=seed)) for gpu in gpus]
+        for shares in ((300, 100, 700), (96, 48, 192), (800, 0, 900)):
+            limits, wait = (175, 150, 200), (80, 60, 90)
+            time, energy = step_intervals(models, shares, limits, wait_power=wait, sync_time=0.01)
+            noise = np.exp(0.03 * rng.standard_normal(3))
+            busy = [
+                g.time(b, p) * e if b else 0.0 for g, b, p, e in zip(gpus, shares, limits, noise)
+            ]
+            step = max(busy) + 0.01
+            joules = sum(
+                (g.energy(b, p) * e if b else 0.0) + w * (step - t)
+                for g, b, p, e, w, t in zip(gpus, shares, limits, noise, wait, busy)
+            )
+            inside += [time[0] <= step <= time[1], energy[0] <= joules <= energy[1]]
+            n += 1
+    assert np.all(inside / n >= 0.75)
+
+
+def test_step_of_workers_that_may_all_be_late_is_later_than_one_of_them():
+    one, *others = (Smooth(GPUS["usual"].trace(noise=0.05, seed=s)) for s in range(4))
+    alone, _ = step_intervals([one], [256], [150], wait_power=[80])
+    both, _ = step_intervals([one, one], [256, 256], [150, 150], wait_power=[80, 80])
+    assert both == pytest.approx(alone, rel=0.02)  # alike: they are late together
+    every, _ = step_intervals([one, *others], [256] * 4, [150] * 4, wait_power=[80] * 4)
+    middle = [float(m.time(256, 150)) for m in (one, *others)]
+    assert sum(every) / 2 > np.mean(middle)
 
 
 def test_subset_keeps_extra_fields_with_their_records():

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -25,6 +25,8 @@ from zeus_hetero.trace import Trace
 # Relative noise of a measurement where there is nothing to learn it from. Three times the few
 # percent of a good window: nothing is known about this trace.
 _UNKNOWN_NOISE = 0.1
+# Draws of a global step's errors: enough for its quantiles to stand still at 1 % of themselves.
+_DRAWS = 4000
 # Predictions below this part of a measurement are taken as this part.
 _LEAST_RATIO = 0.05
 # Below this many residuals the largest one decides, with a margin.
@@ -201,6 +203,59 @@ def subset(trace: Trace, keep: np.ndarray) -> Trace:
         steps=trace.steps[indices],
         extra=tuple(trace.extra[i] for i in indices) if trace.extra else (),
     )
+
+
+def step_intervals(
+    models: Sequence[GPUModel],
+    shares: Sequence[int],
+    power_limits: Sequence[int],
+    *,
+    wait_power: Sequence[float],
+    sync_time: float = 0.0,
+    confidence: float = 0.9,
+) -> tuple[tuple[float, float], tuple[float, float]]:
+    """Intervals of the time and the energy of a synchronous global step.
+
+    A step lasts as long as its slowest worker, so errors of several workers do not average out:
+    the interval comes from draws of all workers' errors. Workers of one model with equal share and
+    limit err alike; what lengthens a worker's time lengthens its energy too.
+
+    Args:
+        models: per worker, its GPU's model; one object for GPUs that are alike.
+        shares: per worker, samples; 0 for none.
+        power_limits: per worker, W.
+        wait_power: per worker, W while it waits.
+        sync_time: s per step for exchanging gradients.
+        confidence: how often a measured step shall lie inside each interval.
+
+    Returns:
+        Lowest and highest plausible step time in s, and likewise energy in J.
+    """
+    check_confidence(confidence)
+    rng = np.random.default_rng(0)
+    normal = float(ndtri(0.5 + confidence / 2))
+    alike: dict[tuple[int, int, int], tuple[np.ndarray, np.ndarray]] = {}
+    times, energies = [], []
+    for model, share, limit in zip(models, shares, power_limits):
+        key = (id(model), share, limit)
+        if key not in alike:
+            wide = [float(half) / normal for half in model.spread(share, limit, confidence)]
+            error = wide[0] * rng.standard_normal(_DRAWS)
+            rest = math.sqrt(max(wide[1] ** 2 - wide[0] ** 2, 0.0))
+            alike[key] = (
+                float(model.time(share, limit)) * np.exp(error),
+                float(model.energy(share, limit))
+                * np.exp(error + rest * rng.standard_normal(_DRAWS)),
+            )
+        times.append(alike[key][0])
+        energies.append(alike[key][1])
+    step_time = np.max(times, axis=0) + sync_time
+    waiting = [w * (step_time - t) for w, t in zip(wait_power, times)]
+    step_energy = np.sum(energies, axis=0) + np.sum(waiting, axis=0)
+    ends = ((1 - confidence) / 2, (1 + confidence) / 2)
+    low_time, high_time = (float(np.quantile(step_time, end)) for end in ends)
+    low_energy, high_energy = (float(np.quantile(step_energy, end)) for end in ends)
+    return (low_time, high_time), (low_energy, high_energy)
 
 
 class Pessimistic(GPUModel):
