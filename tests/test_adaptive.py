@@ -7,7 +7,13 @@ import numpy as np
 import pytest
 from synthetic import CARDS, GPUS, VISIBLE, real
 
-from zeus_hetero import AllocationError, Grid, TraceWarning, plan_profiling, profile_adaptively
+from zeus_hetero import (
+    AllocationError,
+    ProfilingGrid,
+    TraceWarning,
+    plan_profiling,
+    profile_adaptively,
+)
 from zeus_hetero.adaptive import join
 from zeus_hetero.case import Case
 from zeus_hetero.solver import solve
@@ -22,7 +28,7 @@ def quiet():
 
 
 def grid_of(trace):
-    return Grid(trace.batch_sizes, trace.power_limits)
+    return ProfilingGrid(trace.batch_sizes, trace.power_limits)
 
 
 def player(traces):
@@ -55,7 +61,7 @@ def seconds(known, full):
 
 
 def test_begins_with_the_range_of_batches_and_the_lowest_limit_at_work():
-    grid = Grid((32, 8, 16, 64), (100, 200, 150))
+    grid = ProfilingGrid((32, 8, 16, 64), (100, 200, 150))
     plan = plan_profiling({"A": grid}, {})
     assert not plan.done
     assert plan.expected_regret == float("inf")
@@ -187,12 +193,12 @@ def test_joined_traces_are_sorted_and_keep_their_fields():
 )
 def test_arguments_that_make_no_sense_are_refused(arguments, message):
     with pytest.raises(AllocationError, match=message):
-        plan_profiling(**{"grids": {"A": Grid((8,), (100,))}, "known": {}, **arguments})
+        plan_profiling(**{"grids": {"A": ProfilingGrid((8,), (100,))}, "known": {}, **arguments})
 
 
 def test_empty_grid_is_refused():
     with pytest.raises(AllocationError, match="batch_sizes"):
-        Grid((), (100,))
+        ProfilingGrid((), (100,))
 
 
 @pytest.mark.slow

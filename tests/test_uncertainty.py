@@ -8,7 +8,7 @@ import pytest
 from scipy.stats import norm
 from synthetic import CARDS, GPUS, LIMITS, SIZES, VISIBLE, part, real
 
-from zeus_hetero import AllocationError, Grid, TraceWarning, fit, pessimistic
+from zeus_hetero import AllocationError, ProfilingGrid, TraceWarning, fit, pessimistic
 from zeus_hetero.case import Case
 from zeus_hetero.gpu_model import MODELS, Interpolated
 from zeus_hetero.smooth_model import Smooth
@@ -199,7 +199,7 @@ def test_allocation_under_risk_is_the_safer_one():
         # Nobody saw it work under its low limits.
         "starving": subset(
             GPUS["starving"].trace(noise=0.01),
-            np.array([p > 150 or b == 16 for b, p in Grid(SIZES, LIMITS).points]),
+            np.array([p > 150 or b == 16 for b, p in ProfilingGrid(SIZES, LIMITS).points]),
         ),
     }
     case = Case.of(traces, 1500, model="auto")

@@ -10,13 +10,17 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from zeus_hetero.adaptive import Grid, plan_profiling, profile_adaptively
+    from zeus_hetero.adaptive import ProfilingGrid, plan_profiling, profile_adaptively
     from zeus_hetero.allocation import Allocation, Worker
     from zeus_hetero.allocator import allocate, compare
     from zeus_hetero.errors import (
         AllocationError,
+        DeviceError,
         InfeasibleError,
         PlanError,
+        PowerLimitError,
+        PowerLimitPermissionError,
+        PowerLimitWarning,
         TraceError,
         TraceWarning,
         ZeusHeteroError,
@@ -24,6 +28,7 @@ if TYPE_CHECKING:
     from zeus_hetero.fit_report import report_fit
     from zeus_hetero.gpu_model import GPUModel, fit
     from zeus_hetero.pareto import pareto_front
+    from zeus_hetero.power_limit import HeteroPowerLimitOptimizer
     from zeus_hetero.trace import Trace, load_trace
     from zeus_hetero.uncertainty import Prediction, pessimistic
 
@@ -32,11 +37,16 @@ __version__ = "0.1.0"
 _HOME = {
     "Allocation": "allocation",
     "AllocationError": "errors",
+    "DeviceError": "errors",
     "GPUModel": "gpu_model",
-    "Grid": "adaptive",
+    "HeteroPowerLimitOptimizer": "power_limit",
     "InfeasibleError": "errors",
     "PlanError": "errors",
+    "PowerLimitError": "errors",
+    "PowerLimitPermissionError": "errors",
+    "PowerLimitWarning": "errors",
     "Prediction": "uncertainty",
+    "ProfilingGrid": "adaptive",
     "Trace": "trace",
     "TraceError": "errors",
     "TraceWarning": "errors",
@@ -56,11 +66,16 @@ _HOME = {
 __all__ = [
     "Allocation",
     "AllocationError",
+    "DeviceError",
     "GPUModel",
-    "Grid",
+    "HeteroPowerLimitOptimizer",
     "InfeasibleError",
     "PlanError",
+    "PowerLimitError",
+    "PowerLimitPermissionError",
+    "PowerLimitWarning",
     "Prediction",
+    "ProfilingGrid",
     "Trace",
     "TraceError",
     "TraceWarning",

@@ -32,7 +32,7 @@ _SHARED_ERROR = 0.3
 
 
 @dataclass(frozen=True)
-class Grid:
+class ProfilingGrid:
     """What can be measured on one GPU model.
 
     Attributes:
@@ -99,7 +99,7 @@ class ProfilingPlan:
 
 
 def plan_profiling(
-    grids: Mapping[str, Grid],
+    grids: Mapping[str, ProfilingGrid],
     known: Mapping[str, Trace | None],
     *,
     global_batch_size: int | None = None,
@@ -172,7 +172,7 @@ def plan_profiling(
 
 
 def profile_adaptively(
-    grids: Mapping[str, Grid],
+    grids: Mapping[str, ProfilingGrid],
     measure: Callable[[Point], Trace],
     *,
     known: Mapping[str, Trace | None] | None = None,
@@ -233,7 +233,7 @@ def join(left: Trace, right: Trace) -> Trace:
 class _Belief:
     """What is known about one GPU: mean and covariance over its grid, and what matters of it."""
 
-    def __init__(self, grid: Grid, trace: Trace | None) -> None:
+    def __init__(self, grid: ProfilingGrid, trace: Trace | None) -> None:
         if trace is None:
             raise AllocationError("a fixed GPU has no trace; give its trace in `known`.")
         self.grid = grid
@@ -298,7 +298,7 @@ class _Belief:
             self.covariance[figure] = covariance - np.outer(column, column) / variance
 
 
-def _first_points(grid: Grid) -> list[tuple[int, int]]:
+def _first_points(grid: ProfilingGrid) -> list[tuple[int, int]]:
     """What to begin with: the range of batches at full power, and what low limits do at work."""
     sizes, limits = grid.batch_sizes, grid.power_limits
     # Half-way in the list computing outweighs overhead, and costs far less than the largest.
@@ -402,7 +402,7 @@ def _has(trace: Trace | None, batch_size: int, power_limit: int) -> bool:
 
 
 def _check(
-    grids: Mapping[str, Grid],
+    grids: Mapping[str, ProfilingGrid],
     known: Mapping[str, Trace | None],
     target: float,
     most_of_grid: float,

@@ -235,7 +235,7 @@ class Allocation:
                 str(worker.power_limit),
                 f"{worker.time:.4g}",
                 f"{worker.energy:.4g}",
-                f"{self.waiting(rank):.1%}",
+                f"{self.waiting(rank):.1%}" if worker.batch_size or worker.wait_power else "not in",
             )
         yield table
 
@@ -257,7 +257,7 @@ class Allocation:
         time_unit, energy_unit = ("(rel.)", "(rel.)") if self.relative else ("s", "J")
         return (
             f"step: {self.step_time:.4g} {time_unit}, {self.step_energy:.4g} {energy_unit}, "
-            f"cost {self.cost:.6g} ({proof})"
+            f"cost {self.cost:.6g} {self.cost_unit} ({proof})"
         )
 
 

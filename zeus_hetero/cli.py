@@ -42,12 +42,51 @@ class Problem:
     """Shares are multiples of this."""
     max_batch_size: tuple[str, ...] = ()
     """Largest share of a GPU: one figure, or one per GPU as A10=4096 T4=1024."""
+    min_share: tuple[str, ...] = ()
+    """Smallest share of a GPU that gets work, likewise."""
+    must_use: tuple[str, ...] = ()
+    """Names of GPUs that must get work."""
+    deadline: Optional[float] = None
+    """s that a step may take."""
+    power_budget: tuple[str, ...] = ()
+    """W that the power limits may add up to: one figure, or one per group as node1=500."""
+    group: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
+    """Workers of a group, as node1=0,1,2 or node1=A10; repeat for each group."""
+    max_gpus: Optional[int] = None
+    """Use at most so many GPUs; the others are not in the job."""
+    electricity_price: Optional[float] = None
+    """Money per kWh; with this or the next the cost is money."""
+    gpu_hour_price: tuple[str, ...] = ()
+    """Money per hour of a GPU: one figure, or one per GPU as A10=1.0 T4=0.5."""
+    carbon_intensity: Optional[float] = None
+    """g of CO2 per kWh; with it the cost is carbon."""
     model: str = "interpolated"
     """Model of a GPU."""
     objective: str = "synchronous"
     """What a step costs: synchronous, or independent as in the original system."""
     paper: bool = False
     """Reproduce the original system: independent objective, quadratic model."""
+
+    def options(self) -> dict[str, Any]:
+        """The arguments of `allocate` that these flags stand for."""
+        return {
+            "objective": "independent" if self.paper else self.objective,
+            "model": "quadratic" if self.paper else self.model,
+            "eta": self.eta,
+            "wait_power": _figures("wait-power", self.wait_power, float),
+            "sync_time": self.sync_time,
+            "granularity": self.granularity,
+            "max_batch_size": _figures("max-batch-size", self.max_batch_size, int),
+            "min_share": _figures("min-share", self.min_share, int),
+            "must_use": self.must_use,
+            "deadline": self.deadline,
+            "power_budget": _figures("power-budget", self.power_budget, float),
+            "groups": dict(_group(text) for text in self.group) or None,
+            "max_gpus": self.max_gpus,
+            "electricity_price": self.electricity_price,
+            "gpu_hour_price": _figures("gpu-hour-price", self.gpu_hour_price, float),
+            "carbon_intensity": self.carbon_intensity,
+        }
 
 
 @dataclass
@@ -201,6 +240,15 @@ def _gpu_argument(text: str) -> tuple[str, str, int]:
     return name, path, int(count)
 
 
+def _group(text: str) -> tuple[str, list[str | int]]:
+    name, equals, members = text.partition("=")
+    if not name or not equals or not members:
+        raise AllocationError(
+            f"--group {text!r}; expected NAME=WORKERS, such as node1=0,1 or node1=A10."
+        )
+    return name, [int(member) if member.isdigit() else member for member in members.split(",")]
+
+
 def _figures(flag: str, texts: Sequence[str], kind: type) -> object:
     """Parse ``60`` or ``A10=60 T4=40``; None if nothing was given."""
     if not texts:
@@ -220,16 +268,7 @@ def _solve_and_show(
 ) -> None:
     from zeus_hetero.allocator import plans_by_method, tabulate
 
-    options: dict[str, Any] = {
-        "gpus": counts,
-        "objective": "independent" if problem.paper else problem.objective,
-        "model": "quadratic" if problem.paper else problem.model,
-        "eta": problem.eta,
-        "wait_power": _figures("wait-power", problem.wait_power, float),
-        "sync_time": problem.sync_time,
-        "granularity": problem.granularity,
-        "max_batch_size": _figures("max-batch-size", problem.max_batch_size, int),
-    }
+    options: dict[str, Any] = {"gpus": counts, **problem.options()}
     plans, skipped = plans_by_method(
         traces, problem.global_batch_size, max_slowdown=problem.max_slowdown, **options
     )

@@ -35,3 +35,19 @@ class PlanError(ZeusHeteroError, ValueError):
 
 class TraceWarning(UserWarning):
     """A trace is usable, but something in it was repaired, dropped or looks wrong."""
+
+
+class PowerLimitError(ZeusHeteroError, ValueError):
+    """A power limit is outside the GPU's range, repeated, of no GPU here, or no whole number."""
+
+
+class PowerLimitPermissionError(ZeusHeteroError, RuntimeError):
+    """This process may not set power limits."""
+
+
+class DeviceError(ZeusHeteroError, RuntimeError):
+    """The GPUs are not there, or cannot be told apart safely."""
+
+
+class PowerLimitWarning(UserWarning):
+    """Power limits were set or measured, but something needs the user's attention."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -64,32 +65,56 @@ def pareto_front(
     return frame
 
 
+@dataclass(frozen=True)
+class _Interval:
+    """Times between which an allocation may be hidden that the front lacks.
+
+    Attributes:
+        after: the point before it, the most frugal one known for its times.
+        before: time in s of the next point.
+        least: energy in J that nothing in the interval can undercut.
+        start: s, from which on nothing is known, if later than the point's own time.
+        at_end: whether to look right before its end instead of in its middle.
+    """
+
+    after: Allocation
+    before: float
+    least: float
+    start: float = 0.0
+    at_end: bool = False
+
+    def deadline(self, exact: bool) -> float:
+        """The deadline in s to solve for next."""
+        if exact or self.at_end:
+            return float(np.nextafter(self.before, 0))
+        return (max(self.start, self.after.step_time) + self.before) / 2
+
+
 def _front(case: Case, error: float) -> list[Allocation]:
     frugal = _least_energy(case, math.inf)
     quickest = case.minimising_time().solve(METHODS["optimal"])
     fastest = _least_energy(case, quickest.step_time * (1 + 1e-12)) or quickest
     assert frugal is not None  # the case was solved for time already
     found = {fastest.step_time: fastest, frugal.step_time: frugal}
-    # Open intervals of times: (time of a point, time below which nothing is known, that point's
-    # energy, energy that the interval cannot go below).
-    open_intervals = [
-        (fastest.step_time, frugal.step_time, fastest.step_energy, frugal.step_energy)
-    ]
+    open_intervals = [_Interval(fastest, frugal.step_time, frugal.step_energy)]
     while open_intervals:
-        low, high, energy, least = open_intervals.pop()
-        if energy <= least * (1 + max(error, 1e-12)):
+        interval = open_intervals.pop()
+        known = interval.after
+        if known.step_energy <= interval.least * (1 + max(error, 1e-12)):
             continue
-        # With an exact front wanted, the next point is just below the interval's end.
-        deadline = (low + high) / 2 if error > 0 else np.nextafter(high, low)
+        deadline = interval.deadline(exact=error == 0)
         plan = _least_energy(case, deadline)
-        if plan is None or plan.step_time <= low or plan.step_energy >= energy:
-            if error > 0 and deadline < high * (1 - 1e-12):
-                open_intervals.append((deadline, high, energy, least))
-            continue
-        found[plan.step_time] = plan
-        open_intervals.append((low, plan.step_time, energy, plan.step_energy))
-        if error > 0 and deadline < high * (1 - 1e-12):
-            open_intervals.append((deadline, high, plan.step_energy, least))
+        if plan is not None and plan.step_energy < known.step_energy * (1 - 1e-12):
+            found[plan.step_time] = plan
+            open_intervals.append(_Interval(known, plan.step_time, plan.step_energy))
+            known = plan
+        if deadline < interval.before * (1 - 1e-12):
+            # Nothing better lies up to the deadline. Where the half before it was empty, bisection
+            # would only close in on a jump, so the next try is right before the end.
+            empty = known is interval.after
+            open_intervals.append(
+                _Interval(known, interval.before, interval.least, deadline, empty)
+            )
     front: list[Allocation] = []
     for _, plan in sorted(found.items()):
         if not front or plan.step_energy < front[-1].step_energy * (1 - 1e-12):

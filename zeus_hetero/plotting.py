@@ -104,7 +104,9 @@ def plot_methods(plans: Mapping[str, Allocation]) -> Figure:
     for axes in (time, energy):
         axes.set_yticks(range(len(methods)), [method.replace("_", " ") for method in methods])
         axes.invert_yaxis()
-        axes.margins(x=0.25)
+    # Room for the figures behind the bars.
+    time.set_xlim(0, 1.3 * max(plan.step_time for plan in plans.values()))
+    energy.set_xlim(0, 1.2 * max(plan.step_energy for plan in plans.values()))
     _legend_of_gpus(energy, colours)
     figure.suptitle(_batch_title(next(iter(plans.values()))))
     return figure

@@ -19,6 +19,7 @@ from zeus_hetero.solver.options import Options
 from zeus_hetero.solver.relaxation import Relaxation
 
 _ROUNDS = 200
+_PROBE = 256  # options per kind in a first, narrow integer program
 
 
 class Pricing:
@@ -33,6 +34,7 @@ class Pricing:
         self._capacities = capacities
         self._total = total
         self._pool: dict[int, set[int]] = {}
+        self._used = np.zeros(0, dtype=bool)
 
     def relax(self, options: Sequence[Options]) -> Relaxation | None:
         """Solve the linear program over options whose cost includes waiting.
@@ -71,7 +73,13 @@ class Pricing:
                 for o in options
             )
         )
-        return Relaxation(price, value, penalties=penalties)
+        support = tuple(tuple(rows) for rows in self._support(chosen))
+        return Relaxation(price, value, penalties=penalties, support=support)
+
+    def _support(self, chosen: Sequence[Sequence[int]]) -> list[list[int]]:
+        """Per kind, the columns that the last program used."""
+        used = iter(self._used)
+        return [[row for row in rows if next(used)] for rows in chosen]
 
     def _program(
         self, options: Sequence[Options], chosen: Sequence[Sequence[int]], penalty: float
@@ -100,6 +108,7 @@ class Pricing:
         )
         if result.status != 0:
             raise RuntimeError(f"HiGHS could not solve the relaxation: {result.message}")
+        self._used = result.x[: len(cost)] > 1e-9
         duals = np.asarray(result.eqlin.marginals)
         penalties = np.maximum(0, -np.asarray(result.ineqlin.marginals)) if resources else ()
         violated = bool((result.x[len(cost) :] > 1e-6).any())
@@ -109,18 +118,16 @@ class Pricing:
 def cheapest_within_capacity(
     options: Sequence[Options],
     total: int,
-    price: float,
-    penalties: np.ndarray,
+    relaxation: Relaxation,
     capacities: np.ndarray,
     threshold: float,
 ) -> CoreSolution | None:
     """The cheapest choice that reaches the total within the capacities.
 
     Args:
-        options: per kind, the options that are allowed; their costs include `penalties`.
+        options: per kind, the options that are allowed; their costs include the penalties.
         total: units to share out.
-        price: of a unit.
-        penalties: per unit of each resource.
+        relaxation: the best prices.
         capacities: of each resource.
         threshold: look only for choices whose cost is at most this much above the relaxation's
             bound; may be inf.
@@ -129,29 +136,75 @@ def cheapest_within_capacity(
         The cheapest choice, its `excess` above that bound; None if there is none within the
         threshold.
     """
-    reduced = [o.cost - price * o.share for o in options]
+    useful = [_undominated(o, relaxation.penalties) for o in options]
+    reduced = [o.cost - relaxation.price * o.share for o in options]
     reduced = [r - r.min() for r in reduced]
     largest = max(float(r.max()) for r in reduced)
+    everything = largest * sum(o.count for o in options)
     # Few options usually suffice, and an integer program over few is quick.
     limit = min(threshold, max(1e-6 * largest, threshold / 64 if np.isfinite(threshold) else 0))
     while True:
-        found = _integer_program(options, reduced, total, penalties, capacities, limit)
+        rows = [u[r[u] <= limit] for u, r in zip(useful, reduced)]
+        found = None
+        if any(len(r) > _PROBE for r in rows):
+            few = [_narrowed(*args) for args in zip(options, reduced, rows, relaxation.support)]
+            found = _integer_program(options, reduced, few, total, relaxation, capacities)
+            if found is not None and found.excess <= 1e-12 * everything:
+                return found
+            if found is not None and found.excess <= limit:
+                rows = [u[r[u] <= found.excess] for u, r in zip(useful, reduced)]
+        found = _integer_program(options, reduced, rows, total, relaxation, capacities) or found
         if found is not None and found.excess <= limit:
             return found
-        if limit >= threshold or limit >= largest * sum(o.count for o in options):
+        if limit >= threshold or limit >= everything:
             return found if found is not None and found.excess <= threshold else None
         limit = min(threshold, 8 * limit if found is None else found.excess)
+
+
+def _undominated(option: Options, penalties: np.ndarray) -> np.ndarray:
+    """Rows for which no other of the same share is as cheap and uses as little.
+
+    All options here are fast enough, so that their times no longer tell them apart. It is their
+    cost without the penalties that counts: a choice pays no penalty while a capacity lasts.
+    """
+    order = np.lexsort((option.cost - penalties @ option.usage, option.share))
+    share, usage = option.share[order], option.usage[:, order]
+    dominated = np.zeros(len(order), dtype=bool)
+    most_alike = int(np.unique(share, return_counts=True)[1].max())
+    for apart in range(1, most_alike):
+        # The earlier one of a pair with the same share is at least as cheap.
+        alike = share[apart:] == share[:-apart]
+        frugal = (usage[:, :-apart] <= usage[:, apart:]).all(axis=0)
+        dominated[apart:] |= alike & frugal & ~dominated[:-apart]
+    return np.sort(order[~dominated])
+
+
+def _narrowed(
+    option: Options, reduced: np.ndarray, rows: np.ndarray, support: Sequence[int]
+) -> np.ndarray:
+    """Few of the rows: the cheapest, some spread over all, and those around the relaxed choice."""
+    cheapest_ones = rows[np.argsort(reduced[rows], kind="stable")[: _PROBE // 4]]
+    spread = rows[np.linspace(0, len(rows) - 1, _PROBE // 4).astype(int)]
+    near = [
+        rows[
+            (np.abs(option.share[rows] - option.share[s]) <= _PROBE // 8)
+            & (option.limit[rows] == option.limit[s])
+        ]
+        for s in support
+    ]
+    return np.unique(np.concatenate([cheapest_ones, spread, *near]))
 
 
 def _integer_program(
     options: Sequence[Options],
     reduced: Sequence[np.ndarray],
+    rows: Sequence[np.ndarray],
     total: int,
-    penalties: np.ndarray,
+    relaxation: Relaxation,
     capacities: np.ndarray,
-    limit: float,
 ) -> CoreSolution | None:
-    rows = [np.nonzero(r <= limit)[0] for r in reduced]
+    """The cheapest choice among some rows of each kind."""
+    penalties = relaxation.penalties
     sizes = [len(r) for r in rows]
     kind = np.repeat(np.arange(len(options)), sizes)
     size = sum(sizes)

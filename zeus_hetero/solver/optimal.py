@@ -74,6 +74,9 @@ class _Search:
         self.upper = np.inf
         self._floor = np.inf  # least bound of a candidate that was given up
         self._guess = 0.0
+        self._only_time = problem.makespan_price > 0 and not any(
+            o.cost.any() or o.wait_price.any() for o in self.options
+        )
         kind = np.concatenate([np.full(len(o), k) for k, o in enumerate(self.options)])
         row = np.concatenate([np.arange(len(o)) for o in self.options])
         time = np.concatenate([o.time for o in self.options])
@@ -91,12 +94,16 @@ class _Search:
         while len(self.time):
             # Most promising first finds good allocations. When that no longer helps, slowest
             # first proves fastest, since what is settled at one T bounds what smaller ones give.
-            at = int(self.bound.argmin()) if improving else len(self.time) - 1
+            at = len(self.time) - 1
+            if self._only_time:
+                at //= 2  # what is possible within T is possible within more: bisection
+            elif improving and np.isfinite(self.bound[-1]):
+                at = int(self.bound.argmin())
             deadline = float(self.time[at])
             allowed = [o.until(deadline) for o in self.options]
             prices = self._relax(allowed, deadline)
             if prices is None:
-                self._keep(self.time > deadline)
+                self._drop_infeasible(at)
                 continue
             if sharpened != deadline:
                 sharpened = deadline
@@ -111,6 +118,19 @@ class _Search:
             self.best = Solution(
                 self.best.shares, self.best.limits, self.upper, min(proven, self.upper)
             )
+
+    def _drop_infeasible(self, at: int) -> None:
+        """Drop all times that are too short, given one of them, by bisection."""
+        too_short, enough = at, len(self.time)
+        while enough - too_short > 1:
+            middle = (too_short + enough) // 2
+            deadline = float(self.time[middle])
+            allowed = [o.until(deadline) for o in self.options]
+            if self._relax(allowed, deadline) is None:
+                too_short = middle
+            else:
+                enough = middle
+        self._keep(self.time > self.time[too_short])
 
     def _drop_unreachable(self) -> None:
         """Drop times within which all GPUs together cannot take the total, or must take more."""
@@ -256,16 +276,17 @@ class _ConstrainedSearch(_Search):
         found = cheapest_within_capacity(
             [o.charged(start, relaxation.penalties) for o in allowed],
             self.problem.total,
-            relaxation.price,
-            relaxation.penalties,
+            relaxation,
             self._capacities,
             threshold,
         )
         if found is not None:
             self._offer(allowed, found.rows)
         least = bound + (threshold if found is None else found.excess)
-        inside = (self.time >= start) & (self.time <= deadline)
-        self.bound[inside] = np.maximum(self.bound[inside], least)
+        settled = self.time <= deadline
+        # Before the interval waiting costs at most so much less.
+        earlier = slope * np.maximum(0.0, start - self.time[settled])
+        self.bound[settled] = np.maximum(self.bound[settled], least - earlier)
         if start == deadline:
             self._close(deadline)
         self._prune()

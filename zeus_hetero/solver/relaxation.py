@@ -25,6 +25,7 @@ class Relaxation:
         low: per kind, the row of the option on the hull's edge below the total.
         high: likewise above it.
         penalties: cost per unit of each scarce resource; empty where nothing is scarce.
+        support: per kind, rows of the options that the relaxed solution mixes, where known.
     """
 
     price: float
@@ -32,6 +33,7 @@ class Relaxation:
     low: tuple[int, ...] = ()
     high: tuple[int, ...] = ()
     penalties: np.ndarray = field(default_factory=lambda: np.zeros(0))
+    support: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True)
