@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from zeus_hetero.adaptive import ProfilingGrid, plan_profiling, profile_adaptively
     from zeus_hetero.allocation import Allocation, Worker
     from zeus_hetero.allocator import allocate, compare
     from zeus_hetero.errors import (
@@ -27,11 +28,13 @@ if TYPE_CHECKING:
         TraceWarning,
         ZeusHeteroError,
     )
+    from zeus_hetero.fit_report import report_fit
     from zeus_hetero.gpu_model import GPUModel, fit
     from zeus_hetero.pareto import pareto_front
     from zeus_hetero.power_limit import HeteroPowerLimitOptimizer
     from zeus_hetero.profiling import profile
     from zeus_hetero.trace import Trace, load_trace
+    from zeus_hetero.uncertainty import Prediction, pessimistic
 
 __version__ = "0.1.0"
 
@@ -47,7 +50,9 @@ _HOME = {
     "PowerLimitError": "errors",
     "PowerLimitPermissionError": "errors",
     "PowerLimitWarning": "errors",
+    "Prediction": "uncertainty",
     "ProfilingError": "errors",
+    "ProfilingGrid": "adaptive",
     "SimulationError": "errors",
     "Trace": "trace",
     "TraceError": "errors",
@@ -59,7 +64,11 @@ _HOME = {
     "fit": "gpu_model",
     "load_trace": "trace",
     "pareto_front": "pareto",
+    "pessimistic": "uncertainty",
+    "plan_profiling": "adaptive",
     "profile": "profiling",
+    "profile_adaptively": "adaptive",
+    "report_fit": "fit_report",
 }
 
 __all__ = [
@@ -74,7 +83,9 @@ __all__ = [
     "PowerLimitError",
     "PowerLimitPermissionError",
     "PowerLimitWarning",
+    "Prediction",
     "ProfilingError",
+    "ProfilingGrid",
     "SimulationError",
     "Trace",
     "TraceError",
@@ -86,7 +97,11 @@ __all__ = [
     "fit",
     "load_trace",
     "pareto_front",
+    "pessimistic",
+    "plan_profiling",
     "profile",
+    "profile_adaptively",
+    "report_fit",
 ]
 
 

@@ -9,13 +9,17 @@ from __future__ import annotations
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Union
+from typing import TYPE_CHECKING, Union
 
 import numpy as np
 from scipy.optimize import isotonic_regression
 
 from zeus_hetero.errors import AllocationError, TraceError, TraceWarning
 from zeus_hetero.trace import Trace
+
+if TYPE_CHECKING:
+    from zeus_hetero.power_limits import PowerLimits
+    from zeus_hetero.uncertainty import Prediction
 
 BatchSizes = Union[int, np.ndarray]
 
@@ -68,6 +72,53 @@ class GPUModel(ABC):
             power limit, relative to that batch size: 0 at a measured point, 0.5 half as far away
             as the measured batch is large. 0 for no samples.
         """
+
+    def predict(self, batch_size: int, power_limit: int, confidence: float = 0.9) -> Prediction:
+        """Time and energy of one training step, with intervals.
+
+        Args:
+            batch_size: samples, at least 0.
+            power_limit: W, one of `power_limits`.
+            confidence: how often a measurement shall lie inside an interval.
+
+        Returns:
+            The prediction; a measurement lies inside its time interval, and likewise inside its
+            energy interval, with that confidence.
+
+        Raises:
+            AllocationError: the model knows nothing about that power limit, or the confidence is
+                not between 0 and 1.
+        """
+        from zeus_hetero.uncertainty import predict
+
+        return predict(self, batch_size, power_limit, confidence)
+
+    def spread(
+        self, batch_size: BatchSizes, power_limit: int, confidence: float = 0.9
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Half-widths of the intervals of time and of energy.
+
+        Learned from the model's own errors when batch sizes are left out of its trace, once, when
+        first asked for.
+
+        Args:
+            batch_size: samples, scalar or array.
+            power_limit: W, one of `power_limits`.
+            confidence: how often a measurement shall lie inside.
+
+        Returns:
+            Of time and of energy, in the shape of `batch_size`: h stands for the interval from
+            prediction * exp(-h) to prediction * exp(h).
+        """
+        from zeus_hetero.uncertainty import typical_spread
+
+        self._check_limit(power_limit)
+        if not hasattr(self, "_typical_spread"):
+            self._typical_spread = typical_spread(self.trace, type(self))
+        return (
+            np.full(np.shape(batch_size), self._typical_spread[0](confidence)),
+            np.full(np.shape(batch_size), self._typical_spread[1](confidence)),
+        )
 
     def micro_batch_size(self, batch_size: int, power_limit: int) -> int:
         """Samples of the largest micro-batch of a share; micro-batches differ by at most 1."""
@@ -208,29 +259,48 @@ class Quadratic(GPUModel):
         return np.where(batch > 0, values, 0.0)
 
 
+def _auto(trace: Trace) -> GPUModel:
+    # Late: it needs the classes above.
+    from zeus_hetero.smooth_model import Smooth
+
+    return Smooth(trace)
+
+
 MODELS: dict[str, Callable[[Trace], GPUModel]] = {
+    "auto": _auto,
     Interpolated.name: Interpolated,
     Quadratic.name: Quadratic,
 }
 
 
-def fit(trace: Trace, model: str = "interpolated") -> GPUModel:
+def fit(trace: Trace, model: str = "interpolated", *, power_limits: PowerLimits = None) -> GPUModel:
     """Fit a model of a GPU to its trace.
 
     Args:
         trace: the measurements.
         model: a name in `MODELS`.
+        power_limits: limits in W that the model shall answer for: None for the measured ones,
+            "continuous" for every watt between them, a whole number for steps of so many W, or
+            the limits themselves.
 
     Returns:
         The fitted model.
 
     Raises:
-        AllocationError: unknown model.
+        AllocationError: unknown model, or power limits outside the measured range.
         TraceError: too few measurements for it.
     """
     if model not in MODELS:
         raise AllocationError(f"model is {model!r}; expected one of {', '.join(MODELS)}.")
-    return MODELS[model](trace)
+    if power_limits is None:
+        return MODELS[model](trace)
+    if model == "auto":
+        from zeus_hetero.smooth_model import Smooth
+
+        return Smooth(trace, power_limits=power_limits)
+    from zeus_hetero.power_limits import BetweenLimits
+
+    return BetweenLimits(MODELS[model](trace), power_limits)
 
 
 def _monotone(values: np.ndarray) -> np.ndarray:
