@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from scipy.optimize import LinearConstraint, linprog, milp
-from scipy.sparse import csr_array
+from scipy.sparse import csr_matrix, vstack
 
 from zeus_hetero.solver.core import CoreSolution
 from zeus_hetero.solver.options import Options
@@ -211,25 +211,29 @@ def _integer_program(
     share = np.concatenate([o.share[r] for o, r in zip(options, rows)])
     usage = np.concatenate([o.usage[:, r] for o, r in zip(options, rows)], axis=1)
     counts = np.array([o.count for o in options])
-    membership = csr_array((np.ones(size), (kind, np.arange(size))), shape=(len(options), size))
-    constraints = [
-        LinearConstraint(share[None], total, total),
-        LinearConstraint(membership, counts, counts),
-    ]
-    if len(capacities):
-        constraints.append(LinearConstraint(usage, -np.inf, capacities))
+    membership = csr_matrix((np.ones(size), (kind, np.arange(size))), shape=(len(options), size))
+    matrix = vstack([csr_matrix(share[None].astype(float)), membership, csr_matrix(usage)])
+    fixed = np.concatenate([[total], counts]).astype(float)
+    free = np.full(len(capacities), -np.inf)
+    constraint = LinearConstraint(
+        matrix, np.concatenate([fixed, free]), np.concatenate([fixed, capacities])
+    )
     # The bound charged for the whole of every capacity: what a choice leaves unused is excess.
     cost = np.concatenate([r[i] for r, i in zip(reduced, rows)]) - penalties @ usage
     result = milp(
         cost,
         integrality=np.ones(size),
         bounds=(0, counts[kind]),
-        constraints=constraints,
-        options={"mip_rel_gap": 0.0},
+        constraints=constraint,
+        # The presolve of HiGHS 1.2 (in scipy 1.13, the newest for Python 3.9) calls some feasible
+        # programs of this kind infeasible: 2x + y + 2z = 5, x = 1, y + z = 2, up to 2 of each.
+        options={"mip_rel_gap": 0.0, "presolve": False},
     )
     if result.x is None:
         return None
     chosen = np.rint(result.x).astype(int)
+    if int(share @ chosen) != total or (membership @ chosen != counts).any():
+        raise RuntimeError(f"HiGHS gave a choice that breaks its constraints: {result.message}")
     picked = [
         tuple(int(r) for r, n in zip(part, chosen[kind == k]) for _ in range(n))
         for k, part in enumerate(rows)
