@@ -6,9 +6,17 @@ import argparse
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from zeus_hetero import ZeusHeteroError, profile, simulation
+from zeus_hetero import (
+    ProfilingGrid,
+    ZeusHeteroError,
+    load_trace,
+    profile,
+    profile_script_adaptively,
+    simulation,
+)
 
 SYNTHETIC = "synthetic"
 
@@ -250,6 +258,19 @@ def run_profiling(script: Path, workload: Workload, arguments: Sequence[str] | N
     parser.add_argument("--resume", action="store_true", help="fail if there is nothing to resume")
     parser.add_argument("--overwrite", action="store_true", help="delete earlier results first")
     parser.add_argument("--dry_run", action="store_true", help="print the plan and its duration")
+    parser.add_argument(
+        "--adaptive",
+        action="store_true",
+        help="measure only the points that matter, until the expected regret is within --target",
+    )
+    parser.add_argument("--target", type=float, default=0.01, help="expected regret to stop at")
+    parser.add_argument(
+        "--with_trace",
+        nargs="*",
+        default=[],
+        metavar="NAME=TRACE",
+        help="with --adaptive: traces of the GPUs that this one will train with",
+    )
     args = parser.parse_args(arguments)
     return friendly(lambda: _run_profiling(script, workload, args))
 
@@ -261,8 +282,7 @@ def _run_profiling(script: Path, workload: Workload, args: argparse.Namespace) -
     start_simulation(args, workload)
     dataset_size = check_data(args, workload)
 
-    def command(batch_size: int, result: Path) -> list[str]:
-        limits = [str(limit) for limit in args.power_limits]
+    def command(limits: Sequence[int], batch_size: int, result: Path) -> list[str]:
         flags = {
             "--profile": True,
             "--profile_path": result,
@@ -275,24 +295,45 @@ def _run_profiling(script: Path, workload: Workload, args: argparse.Namespace) -
             **{f"--{name}": value for name, value in windows(args).items()},
         }
         pairs = [str(part) for pair in flags.items() for part in pair]
-        return [sys.executable, str(script), *pairs, "--power_limits", *limits]
+        return [sys.executable, str(script), *pairs, "--power_limits", *map(str, limits)]
 
-    grid = Grid(
-        folder=args.profile_folder,
-        command=command,
-        batch_sizes=args.batch_sizes,
-        power_limits=args.power_limits or (),
-        gpu_index=args.gpu,
-        windows=Windows(**windows(args)),
-        settings={
-            "dataset": workload.name,
-            "arch": args.arch,
-            "data": SYNTHETIC if args.data == SYNTHETIC else "files",
-        },
-        dataset_size=dataset_size,
-    )
+    def grid(sizes: Sequence[int], limits: Sequence[int], folder: str | Path) -> Grid:
+        return Grid(
+            folder=folder,
+            command=partial(command, limits),
+            batch_sizes=sizes,
+            power_limits=limits,
+            gpu_index=args.gpu,
+            windows=Windows(**windows(args)),
+            settings={
+                "dataset": workload.name,
+                "arch": args.arch,
+                "data": SYNTHETIC if args.data == SYNTHETIC else "files",
+            },
+            dataset_size=dataset_size,
+        )
+
+    limits = args.power_limits or ()
+    if args.adaptive and not args.dry_run:
+        return _run_adaptively(grid, args)
     return profile_with_script(
-        grid, resume=args.resume, overwrite=args.overwrite, dry_run=args.dry_run
+        grid(args.batch_sizes, limits, args.profile_folder),
+        resume=args.resume,
+        overwrite=args.overwrite,
+        dry_run=args.dry_run,
+    )
+
+
+def _run_adaptively(grid: Callable, args: argparse.Namespace) -> int:
+    others = dict(pair.partition("=")[::2] for pair in args.with_trace)
+    return profile_script_adaptively(
+        lambda size, limits, folder: grid([size], limits, folder),
+        args.profile_folder,
+        "this GPU",
+        ProfilingGrid(tuple(args.batch_sizes), tuple(args.power_limits or ())),
+        others={name: load_trace(path) for name, path in others.items()},
+        overwrite=args.overwrite,
+        target=args.target,
     )
 
 

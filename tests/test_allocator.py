@@ -424,3 +424,73 @@ def test_a_hole_in_the_grid_is_told_and_allowed():
     with pytest.warns(TraceWarning, match="150 W was not measured at batch sizes 16"):
         plan = zeus_hetero.allocate({"A": holed}, 16)
     assert plan.gap == 0
+
+
+def test_intervals_hold_the_prediction_and_widen_with_confidence(aws):
+    plain = zeus_hetero.allocate(aws["cifar100"], 4096)
+    assert plain.time_interval is None
+    narrow = zeus_hetero.allocate(aws["cifar100"], 4096, confidence=0.5)
+    wide = zeus_hetero.allocate(aws["cifar100"], 4096, confidence=0.95)
+    assert split(narrow) == split(wide) == split(plain)
+    assert wide.cost == plain.cost
+    assert wide.gap == 0
+    for name, figure in (
+        ("time_interval", plain.step_time),
+        ("energy_interval", plain.step_energy),
+    ):
+        low, high = getattr(wide, name)
+        assert low < figure < high
+        assert low < getattr(narrow, name)[0] < getattr(narrow, name)[1] < high
+    assert "95% of measured steps" in str(wide)
+
+
+def test_intervals_survive_saving(aws, tmp_path):
+    plan = zeus_hetero.allocate(aws["cifar100"], 4096, confidence=0.9)
+    plan.save(tmp_path / "plan.json")
+    assert zeus_hetero.Allocation.load(tmp_path / "plan.json") == plan
+
+
+def test_risk_prefers_the_gpu_whose_model_is_sure():
+    """Two GPUs of equal speed; the figures of one scatter."""
+    batches = [8, 16, 32, 64, 128]
+    sure = pd.DataFrame(
+        {"batch_size": batches, "power_limit": 100, "time": [0.01 * b for b in batches],
+         "energy": [0.8 * b for b in batches]}
+    )  # fmt: skip
+    scatter = [1.3, 0.7, 1.25, 0.8, 1.0]
+    unsure = sure.assign(time=[t * s for t, s in zip(sure["time"], scatter)])
+    traces = {"sure": sure, "unsure": unsure}
+    bold = zeus_hetero.allocate(traces, 128, eta=0)
+    careful = zeus_hetero.allocate(traces, 128, eta=0, risk=0.05)
+    assert careful.workers[0].batch_size > bold.workers[0].batch_size
+    # The figures are predictions all the same, and nothing is called proven of them.
+    assert careful.gap == math.inf
+    assert careful.time_interval is not None
+
+
+def test_power_limits_between_the_profiled_ones_are_used_when_asked_for(aws):
+    measured = zeus_hetero.allocate(aws["cifar100"], 4096, model="auto")
+    finer = zeus_hetero.allocate(aws["cifar100"], 4096, model="auto", power_limits=25)
+    assert finer.cost <= measured.cost * (1 + 1e-9)
+    assert all(w.power_limit in (300, 250, 200, 150, 100, 70, 65, 60) for w in measured.workers)
+    only = zeus_hetero.allocate({"T4": aws["cifar100"]["T4"]}, 512, power_limits=[68])
+    assert only.workers[0].power_limit == 68
+    watt_by_watt = zeus_hetero.allocate(
+        {"T4": aws["cifar100"]["T4"]}, 512, power_limits="continuous", eta=1
+    )
+    assert 60 <= watt_by_watt.workers[0].power_limit <= 70
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"risk": 0.9}, r"risk is 0.9; expected a probability"),
+        ({"risk": 0}, r"risk is 0"),
+        ({"confidence": 1.5}, r"confidence is 1.5"),
+        ({"power_limits": "some"}, r"power_limits is 'some'; expected 'continuous'"),
+        ({"power_limits": [20]}, r"20"),
+    ],
+)
+def test_bad_options_of_trust_are_named(aws, options, message):
+    with pytest.raises(AllocationError, match=message):
+        zeus_hetero.allocate({"T4": aws["cifar100"]["T4"]}, 512, **options)

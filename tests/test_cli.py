@@ -147,3 +147,22 @@ def test_warnings_are_one_line_each(tmp_path, capsys):
     lines = capsys.readouterr().err.splitlines()
     assert lines
     assert all(line.startswith("zeus-hetero: warning: ") for line in lines)
+
+
+def test_fit_names_outliers_and_draws(tmp_path, capsys):
+    pytest.importorskip("matplotlib", reason="pictures need the extra plot")
+    assert cli.run(["fit", T4, "--plots", "pictures"]) == 0
+    out = capsys.readouterr().out
+    assert "auto model of T4" in out
+    assert "left out" in out
+    assert (tmp_path / "pictures" / "cifar_t4_fit.png").stat().st_size > 10_000
+    assert cli.run(["fit", "/nowhere.json"]) == 2
+    assert "no such file" in capsys.readouterr().err
+
+
+def test_reset_tells_what_it_did(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("ZEUS_HETERO_NOTES", str(tmp_path / "notes"))
+    assert cli.run(["reset"]) == 0
+    assert "no run has left a power limit changed" in capsys.readouterr().out
+    assert cli.run(["reset", "/nowhere"]) == 2
+    assert "/nowhere: no such folder" in capsys.readouterr().err

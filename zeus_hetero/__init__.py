@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from zeus_hetero.adaptive import ProfilingGrid, plan_profiling, profile_adaptively
+    from zeus_hetero.adaptive_run import profile_script_adaptively
     from zeus_hetero.allocation import Allocation, Worker
     from zeus_hetero.allocator import allocate, compare
     from zeus_hetero.errors import (
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
         TraceWarning,
         ZeusHeteroError,
     )
+    from zeus_hetero.explanation import Explanation, explain
     from zeus_hetero.fit_report import report_fit
     from zeus_hetero.gpu_model import GPUModel, fit
     from zeus_hetero.pareto import pareto_front
@@ -42,6 +44,7 @@ _HOME = {
     "Allocation": "allocation",
     "AllocationError": "errors",
     "DeviceError": "errors",
+    "Explanation": "explanation",
     "GPUBusyError": "errors",
     "GPUModel": "gpu_model",
     "HeteroPowerLimitOptimizer": "power_limit",
@@ -61,6 +64,7 @@ _HOME = {
     "ZeusHeteroError": "errors",
     "allocate": "allocator",
     "compare": "allocator",
+    "explain": "explanation",
     "fit": "gpu_model",
     "load_trace": "trace",
     "pareto_front": "pareto",
@@ -68,6 +72,7 @@ _HOME = {
     "plan_profiling": "adaptive",
     "profile": "profiling",
     "profile_adaptively": "adaptive",
+    "profile_script_adaptively": "adaptive_run",
     "report_fit": "fit_report",
 }
 
@@ -75,6 +80,7 @@ __all__ = [
     "Allocation",
     "AllocationError",
     "DeviceError",
+    "Explanation",
     "GPUBusyError",
     "GPUModel",
     "HeteroPowerLimitOptimizer",
@@ -94,6 +100,7 @@ __all__ = [
     "ZeusHeteroError",
     "allocate",
     "compare",
+    "explain",
     "fit",
     "load_trace",
     "pareto_front",
@@ -101,6 +108,7 @@ __all__ = [
     "plan_profiling",
     "profile",
     "profile_adaptively",
+    "profile_script_adaptively",
     "report_fit",
 ]
 

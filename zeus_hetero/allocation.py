@@ -7,7 +7,7 @@ import json
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,9 @@ from zeus_hetero.trace import write_text_atomically
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
+
+    from zeus_hetero.explanation import Explanation
+    from zeus_hetero.trace import TraceSource
 
 PLAN_FORMAT = "zeus-hetero plan"
 PLAN_VERSION = 1
@@ -68,6 +71,10 @@ class Allocation:
         cost_unit: unit of the cost: J (Zeus's cost), money or g CO2.
         simulated: True if the predictions rest on measurements of simulated GPUs.
         relative: True if they rest on traces without absolute units.
+        time_interval: s between which a measured step's time will lie with probability
+            `confidence`; None where it was not asked for.
+        energy_interval: J, likewise.
+        confidence: probability that each interval holds.
     """
 
     workers: tuple[Worker, ...]
@@ -86,9 +93,15 @@ class Allocation:
     cost_unit: str = "J"
     simulated: bool = False
     relative: bool = False
+    time_interval: tuple[float, float] | None = None
+    energy_interval: tuple[float, float] | None = None
+    confidence: float = 0.9
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "workers", tuple(self.workers))
+        for name in ("time_interval", "energy_interval"):
+            interval = getattr(self, name)
+            object.__setattr__(self, name, interval and (float(interval[0]), float(interval[1])))
         total = sum(worker.batch_size for worker in self.workers)
         if total != self.global_batch_size:
             raise PlanError(
@@ -199,9 +212,11 @@ class Allocation:
             **arguments,
         )
 
-    def renamed(self, method: str) -> Allocation:
-        """The same plan under another method's name."""
-        return replace(self, method=method)
+    def explain(self, traces: Mapping[str, TraceSource], **options: Any) -> Explanation:
+        """Say why the plan looks as it does; arguments as for `zeus_hetero.explain`."""
+        from zeus_hetero.explanation import explain
+
+        return explain(traces, self, **options)
 
     def __str__(self) -> str:
         from rich.console import Console
@@ -255,7 +270,14 @@ class Allocation:
             else "no bound"
         )
         time_unit, energy_unit = ("(rel.)", "(rel.)") if self.relative else ("s", "J")
-        return (
+        between = ""
+        if self.time_interval and self.energy_interval:
+            between = (
+                f"{self.confidence:.0%} of measured steps: {self.time_interval[0]:.4g} to "
+                f"{self.time_interval[1]:.4g} {time_unit}, {self.energy_interval[0]:.4g} to "
+                f"{self.energy_interval[1]:.4g} {energy_unit}\n"
+            )
+        return between + (
             f"step: {self.step_time:.4g} {time_unit}, {self.step_energy:.4g} {energy_unit}, "
             f"cost {self.cost:.6g} {self.cost_unit} ({proof})"
         )
@@ -281,6 +303,7 @@ _JSON_TYPES: dict[str, tuple[type, ...]] = {
     "float": (int, float),
     "str": (str,),
     "bool": (bool,),
+    "tuple[float, float] | None": (list, type(None)),
 }
 
 
@@ -298,6 +321,8 @@ def _typed(cls: type, record: Any, where: str, skip: tuple[str, ...] = ()) -> di
         if entry.name == "lower_bound" and value is None:
             value = -math.inf
         known = _JSON_TYPES[str(entry.type)]
+        if list in known and isinstance(value, list):
+            value = value if [type(v) in (int, float) for v in value] == [True, True] else "?"
         if type(value) not in known:
             raise PlanError(f"{where}: {entry.name} is {value!r}; expected {entry.type}.")
         arguments[entry.name] = float(value) if entry.type == "float" else value

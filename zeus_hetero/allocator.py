@@ -23,6 +23,7 @@ from zeus_hetero.case import ROUNDING, Case, Method
 from zeus_hetero.constraints import Groups
 from zeus_hetero.errors import AllocationError, TraceError, TraceWarning
 from zeus_hetero.inputs import GPUs, PerGPU
+from zeus_hetero.power_limits import PowerLimits
 from zeus_hetero.solver import (
     Problem,
     Solution,
@@ -64,6 +65,9 @@ def allocate(
     electricity_price: float | None = None,
     gpu_hour_price: PerGPU = None,
     carbon_intensity: float | None = None,
+    power_limits: PowerLimits = None,
+    risk: float | None = None,
+    confidence: float | None = None,
     gap: float | None = None,
 ) -> Allocation:
     """Find how many samples of a global batch and which power limit each GPU should get.
@@ -77,7 +81,8 @@ def allocate(
             power limit, all else searched) or "baseline" (equal shares, best power limits).
         objective: "synchronous" (all wait for the slowest) or "independent" (the original
             system's).
-        model: "interpolated", or "quadratic" (the original system's).
+        model: "interpolated"; "auto", which smooths noise and predicts better from few points but
+            takes a tenth of a second per trace to fit; or "quadratic" (the original system's).
         eta: weight of energy against time: 1 minimises energy, 0 time (and among equally fast
             allocations energy).
         wait_power: W that a GPU draws while it waits for the slowest, one figure or one per GPU
@@ -99,6 +104,13 @@ def allocate(
         electricity_price: money per kWh. With this or `gpu_hour_price` the cost is money.
         gpu_hour_price: money per hour of a GPU, one figure or one per GPU name.
         carbon_intensity: g of CO2 per kWh. With it the cost is carbon.
+        power_limits: W to choose from: the measured ones by default, "continuous" for every watt
+            between them, a whole number for steps of so many W, or a list.
+        risk: probability that a measured step exceeds what the decision counts with, such as 0.1:
+            prefers allocations that are good even if the models are somewhat wrong. By default
+            the decision is by the predictions themselves.
+        confidence: probability with which the intervals of time and energy in the result shall
+            hold; without it (and without `risk`) there are none.
         gap: relative distance from the optimum at which "optimal" may stop. By default 0, a full
             proof, for up to 64 GPUs and 1e-4 beyond.
 
@@ -140,12 +152,17 @@ def allocate(
         electricity_price=electricity_price,
         gpu_hour_price=gpu_hour_price,
         carbon_intensity=carbon_intensity,
+        power_limits=power_limits,
+        risk=risk,
     )
     if gap is not None and method == "optimal":
         solver = functools.partial(_optimal, gap=between("gap", gap, 0, 1))
     started = time.perf_counter()
-    plan = _slowed(case, max_slowdown).solve(solver)
-    return replace(plan, method=method, solve_time=time.perf_counter() - started)
+    plan = slowed(case, max_slowdown).solve(solver)
+    plan = replace(plan, method=method, solve_time=time.perf_counter() - started)
+    if confidence is None and risk is None:
+        return plan
+    return case.predicted(plan, 0.9 if confidence is None else confidence)
 
 
 def compare(
@@ -233,26 +250,26 @@ def plans_by_method(
         Allocation per method, and the reason per method that could not run.
     """
     case = Case.of(traces, global_batch_size, **options)
-    slowed = _slowed(case, max_slowdown)
+    limited = slowed(case, max_slowdown)
     plans: dict[str, Allocation] = {}
     skipped: dict[str, str] = {}
     for method, solver in METHODS.items():
         started = time.perf_counter()
         try:
-            plan = slowed.solve(solver)
+            plan = limited.solve(solver)
         except AllocationError as error:
             if method == "optimal":
                 raise
             skipped[method] = str(error)
             continue
         plans[method] = replace(plan, method=method, solve_time=time.perf_counter() - started)
-    today = _equal_at_max_power(slowed)
+    today = _equal_at_max_power(limited)
     if today is None:
         skipped[EQUAL_MAX_POWER] = "an even split is not allowed by max_batch_size."
     else:
         plans[EQUAL_MAX_POWER] = today
     try:
-        plans[PAPER] = _as_in_the_paper(traces, global_batch_size, slowed, options)
+        plans[PAPER] = _as_in_the_paper(traces, global_batch_size, limited, options)
     except (TraceError, AllocationError) as error:
         skipped[PAPER] = str(error)
     return plans, skipped
@@ -295,8 +312,13 @@ def _method(name: str) -> Method:
     return METHODS[name]
 
 
-def _slowed(case: Case, max_slowdown: float | None) -> Case:
-    """The case of least energy within so many times the fastest step's time."""
+def slowed(case: Case, max_slowdown: float | None) -> Case:
+    """The case of least energy within so many times the fastest step's time.
+
+    Args:
+        case: any case under the synchronous objective.
+        max_slowdown: at least 1; None for the case itself.
+    """
     if max_slowdown is None:
         return case
     slowdown = between("max_slowdown", max_slowdown, 1, math.inf)

@@ -17,6 +17,7 @@ from zeus_hetero.formulation import Formulation, formulations
 from zeus_hetero.gpu_model import GPUModel, fit
 from zeus_hetero.inputs import GPUs, PerGPU, build_objective, load_traces, worker_names
 from zeus_hetero.objective import Objective, Synchronous
+from zeus_hetero.power_limits import PowerLimits
 from zeus_hetero.solver import Problem, Solution
 from zeus_hetero.trace import TraceSource
 
@@ -26,6 +27,14 @@ Method = Callable[[Problem], Optional[Solution]]
 ROUNDING = 1 + 1e-12
 
 
+def _cautious(model: GPUModel, risk: float | None) -> GPUModel:
+    if risk is None:
+        return model
+    from zeus_hetero.uncertainty import pessimistic
+
+    return pessimistic(model, risk)
+
+
 @dataclass(frozen=True)
 class Case:
     """The GPUs of a job with their models, the objective and the constraints.
@@ -33,6 +42,8 @@ class Case:
     Attributes:
         gpus: GPU name of each worker.
         models: model per GPU name, strongest GPU first.
+        risk: probability that a measurement exceeds what the decision counts with; None to count
+            with the models' predictions.
         model_name: name of the kind of model.
         objective: what a global step costs.
         eta: weight of energy in it.
@@ -43,6 +54,7 @@ class Case:
 
     gpus: tuple[str, ...]
     models: Mapping[str, GPUModel]
+    risk: float | None
     model_name: str
     objective: Objective
     eta: float
@@ -73,6 +85,8 @@ class Case:
         electricity_price: float | None = None,
         gpu_hour_price: PerGPU = None,
         carbon_intensity: float | None = None,
+        power_limits: PowerLimits = None,
+        risk: float | None = None,
     ) -> Case:
         """Check the arguments of `allocate` and fit the models."""
         batch = whole("global_batch_size", global_batch_size)
@@ -85,7 +99,12 @@ class Case:
         workers = worker_names(gpus, list(loaded))
         case = cls(
             gpus=workers,
-            models={name: fit(trace, model) for name, trace in loaded.items() if name in workers},
+            models={
+                name: _cautious(fit(trace, model, power_limits=power_limits), risk)
+                for name, trace in loaded.items()
+                if name in workers
+            },
+            risk=risk,
             model_name=model,
             objective=build_objective(
                 workers,
@@ -239,6 +258,10 @@ class Case:
         )
         return replace(self, objective=goal)
 
+    def with_batch(self, global_batch_size: int) -> Case:
+        """The same case with another global batch size; caps stay as they are."""
+        return replace(self, global_batch_size=global_batch_size)
+
     def within(self, deadline: float) -> Case:
         """The same case with a deadline in s for a step, unless it has an earlier one."""
         tighter = min(self.constraints.deadline, deadline)
@@ -279,6 +302,36 @@ class Case:
             simulated=any(trace.simulated for trace in traces),
             relative=any(trace.relative for trace in traces),
         )
+
+    def predicted(self, plan: Allocation, confidence: float = 0.9) -> Allocation:
+        """A plan with the models' own predictions, and how sure they are.
+
+        Args:
+            plan: the decision; under a `risk` its figures are cautious ones.
+            confidence: probability that each interval shall hold.
+
+        Returns:
+            The same shares and power limits with predicted figures and intervals. Where caution
+            entered the decision nothing is proven of these figures.
+        """
+        from zeus_hetero.uncertainty import Pessimistic, step_intervals
+
+        models = {n: m.model if isinstance(m, Pessimistic) else m for n, m in self.models.items()}
+        shares = [w.batch_size for w in plan.workers]
+        limits = [w.power_limit for w in plan.workers]
+        judged = plan
+        if self.risk is not None:
+            judged = replace(self, models=models, risk=None).judge(shares, limits)
+            judged = replace(judged, method=plan.method, solve_time=plan.solve_time)
+        time, energy = step_intervals(
+            [models[name] for name in self.gpus],
+            shares,
+            limits,
+            wait_power=[w.wait_power for w in plan.workers],
+            sync_time=self.objective.sync_time,
+            confidence=confidence,
+        )
+        return replace(judged, time_interval=time, energy_interval=energy, confidence=confidence)
 
     def _worker(self, gpu: int, share: int, limit: int) -> Worker:
         model = self.models[self.gpus[gpu]]

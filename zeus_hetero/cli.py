@@ -183,7 +183,60 @@ class Demo:
         _solve_and_show(traces, dict.fromkeys(traces, 1), self.problem, self.output)
 
 
-Command = Union[Allocate, Demo]
+@dataclass
+class Fit:
+    """Say how well a model fits a trace, name suspicious points, and draw it."""
+
+    trace: Annotated[str, tyro.conf.Positional]
+    """The trace."""
+    model: str = "auto"
+    """Model of a GPU."""
+    plots: Optional[Path] = None
+    """Folder for the picture."""
+    steps: Optional[int] = None
+    """Training steps per measured window, for traces that do not say."""
+    dataset: Optional[str] = None
+    """Of a Zeus CSV trace with several workloads, the data set to take."""
+    network: Optional[str] = None
+    """Likewise the network."""
+    optimizer: Optional[str] = None
+    """Likewise the optimizer."""
+    dataset_size: Optional[int] = None
+    """Samples in an epoch of a Zeus CSV trace."""
+
+    def run(self) -> None:
+        """Fit, print and draw."""
+        from rich.console import Console
+
+        from zeus_hetero.fit_report import draw_fit, report_fit
+
+        report = report_fit(
+            self.trace, self.model, steps=self.steps, dataset=self.dataset, network=self.network,
+            optimizer=self.optimizer, dataset_size=self.dataset_size,
+        )  # fmt: skip
+        Console(width=None if sys.stdout.isatty() else 120).print(report)
+        if self.plots:
+            self.plots.mkdir(parents=True, exist_ok=True)
+            picture = self.plots / f"{Path(self.trace).stem}_fit.png"
+            draw_fit(report).savefig(picture, dpi=130)
+            print(f"wrote {picture}")
+
+
+@dataclass
+class Reset:
+    """Put back the power limits that killed profiling or training runs left changed."""
+
+    folder: Annotated[Optional[Path], tyro.conf.Positional] = None
+    """A profile folder; without it, all runs on this machine that left a note."""
+
+    def run(self) -> None:
+        """Restore and tell."""
+        from zeus_hetero.profile_run import reset
+
+        print(reset(self.folder))
+
+
+Command = Union[Allocate, Demo, Fit, Reset]
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -196,7 +249,7 @@ def run(arguments: Sequence[str]) -> int:
         Exit status: 0, 2 for bad input, 130 if interrupted.
     """
     warnings.showwarning = _show_warning
-    commands: dict[str, Any] = {"allocate": Allocate, "demo": Demo}
+    commands: dict[str, Any] = {"allocate": Allocate, "demo": Demo, "fit": Fit, "reset": Reset}
     try:
         command = tyro.extras.subcommand_cli_from_dict(
             commands,
