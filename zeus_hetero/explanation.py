@@ -116,7 +116,8 @@ class Explanation:
                 f"{worker.next_sample_cost:.4g}",
             )
         yield table
-        yield f"A global batch of one sample more costs {self.next_sample_cost:.4g} {self.cost_unit}."
+        more = f"{self.next_sample_cost:.4g} {self.cost_unit}"
+        yield f"A global batch of one sample more costs {more}."
         for constraint in self.constraints:
             effect = (
                 f"{constraint.unit} saves {constraint.saving:.4g} {self.cost_unit}"
