@@ -407,6 +407,14 @@ def test_traces_of_different_workloads_are_refused():
         zeus_hetero.allocate({"A": one, "B": other}, 16)
 
 
+def test_a_trace_that_names_only_its_data_set_goes_with_any_network():
+    known = ONE.assign(dataset="cifar100", arch="resnet18")
+    vague = ONE.assign(dataset="cifar100")
+    assert zeus_hetero.allocate({"A": vague, "B": known}, 16)
+    with pytest.raises(TraceError, match="different workloads"):
+        zeus_hetero.allocate({"A": known, "B": known.assign(arch="resnet50")}, 16)
+
+
 def test_relative_and_absolute_traces_do_not_mix():
     relative = dataclasses.replace(load_trace(ONE), relative=True)
     with pytest.raises(TraceError, match=r"B: in relative units.*dataset_size"):
