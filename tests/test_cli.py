@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import warnings
 
 import pandas as pd
 import pytest
@@ -18,7 +19,7 @@ PAIR = ["allocate", "--gpu1", "A10", "--trace1", A10, "--gpu2", "T4", "--trace2"
 def _in_its_own_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     # cli.run replaces the way warnings are shown, as a program may.
-    monkeypatch.setattr("warnings.showwarning", None, raising=False)
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
 
 
 def test_flags_of_the_original_script(tmp_path, capsys):
