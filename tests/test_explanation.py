@@ -10,7 +10,7 @@ from zeus_hetero.case import Case
 
 def explained(**options):
     plan = zeus_hetero.allocate(TRACES, BATCH, gpus=GPUS, **options)
-    return plan, plan.explain(TRACES, gpus=GPUS, **options)
+    return plan, plan.explain()
 
 
 def test_pace_and_slack_are_those_of_the_step():
@@ -100,6 +100,16 @@ def test_it_reads_as_text():
     text = str(explanation)
     for expected in ("sets the pace", "A", "B", "power_budget['all'] 300", "one sample more"):
         assert expected in text
+
+
+def test_a_plan_from_a_file_needs_its_traces_again(tmp_path):
+    plan, explanation = explained(power_budget=300)
+    plan.save(tmp_path / "plan.json")
+    loaded = zeus_hetero.Allocation.load(tmp_path / "plan.json")
+    assert loaded == plan
+    with pytest.raises(zeus_hetero.PlanError, match="does not know the traces"):
+        loaded.explain()
+    assert loaded.explain(TRACES, gpus=GPUS, power_budget=300) == explanation
 
 
 def test_an_allocation_of_other_gpus_is_refused():

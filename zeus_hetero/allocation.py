@@ -7,9 +7,9 @@ import json
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from zeus_hetero.errors import PlanError
 from zeus_hetero.objective import StepFigures
@@ -96,6 +96,8 @@ class Allocation:
     time_interval: tuple[float, float] | None = None
     energy_interval: tuple[float, float] | None = None
     confidence: float = 0.9
+
+    _origin: ClassVar[tuple[Mapping[str, TraceSource], dict[str, Any]] | None] = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "workers", tuple(self.workers))
@@ -212,11 +214,37 @@ class Allocation:
             **arguments,
         )
 
-    def explain(self, traces: Mapping[str, TraceSource], **options: Any) -> Explanation:
-        """Say why the plan looks as it does; arguments as for `zeus_hetero.explain`."""
+    def explain(
+        self, traces: Mapping[str, TraceSource] | None = None, **options: Any
+    ) -> Explanation:
+        """Say why the plan looks as it does; see `zeus_hetero.explain`.
+
+        Args:
+            traces: those that it was made from; not needed for what `allocate` just returned.
+            **options: the further arguments of `allocate`, likewise.
+
+        Raises:
+            PlanError: a plan that was read from a file or made by hand does not know its traces.
+        """
         from zeus_hetero.explanation import explain
 
+        if traces is None:
+            if self._origin is None:
+                raise PlanError(
+                    "this plan does not know the traces that it was made from; give them, and the "
+                    "options, as they were given to allocate."
+                )
+            traces, known = self._origin
+            options = {**known, **options}
         return explain(traces, self, **options)
+
+    def made_from(
+        self, traces: Mapping[str, TraceSource], options: Mapping[str, Any]
+    ) -> Allocation:
+        """The same plan, knowing where it comes from; neither compared nor saved."""
+        plan = replace(self)
+        object.__setattr__(plan, "_origin", (traces, dict(options)))
+        return plan
 
     def __str__(self) -> str:
         from rich.console import Console

@@ -132,37 +132,36 @@ def allocate(
         4096
     """
     solver = _method(method)
-    case = Case.of(
-        traces,
-        global_batch_size,
-        gpus=gpus,
-        objective=objective,
-        model=model,
-        eta=eta,
-        wait_power=wait_power,
-        sync_time=sync_time,
-        granularity=granularity,
-        max_batch_size=max_batch_size,
-        min_share=min_share,
-        must_use=must_use,
-        deadline=deadline,
-        power_budget=power_budget,
-        groups=groups,
-        max_gpus=max_gpus,
-        electricity_price=electricity_price,
-        gpu_hour_price=gpu_hour_price,
-        carbon_intensity=carbon_intensity,
-        power_limits=power_limits,
-        risk=risk,
-    )
+    options: dict[str, Any] = {
+        "gpus": gpus,
+        "objective": objective,
+        "model": model,
+        "eta": eta,
+        "wait_power": wait_power,
+        "sync_time": sync_time,
+        "granularity": granularity,
+        "max_batch_size": max_batch_size,
+        "min_share": min_share,
+        "must_use": must_use,
+        "deadline": deadline,
+        "power_budget": power_budget,
+        "groups": groups,
+        "max_gpus": max_gpus,
+        "electricity_price": electricity_price,
+        "gpu_hour_price": gpu_hour_price,
+        "carbon_intensity": carbon_intensity,
+        "power_limits": power_limits,
+        "risk": risk,
+    }
+    case = Case.of(traces, global_batch_size, **options)
     if gap is not None and method == "optimal":
         solver = functools.partial(_optimal, gap=between("gap", gap, 0, 1))
     started = time.perf_counter()
     plan = slowed(case, max_slowdown).solve(solver)
     plan = replace(plan, method=method, solve_time=time.perf_counter() - started)
-    if confidence is None and risk is None:
-        return plan
-    return case.predicted(plan, 0.9 if confidence is None else confidence)
+    if confidence is not None or risk is not None:
+        plan = case.predicted(plan, 0.9 if confidence is None else confidence)
+    return plan.made_from(traces, {**options, "max_slowdown": max_slowdown})
 
 
 def compare(
