@@ -243,3 +243,19 @@ def test_a_fleet_under_a_power_budget_keeps_its_gap(aws):
     assert sum(w.power_limit for w in plan.workers) <= 0.85 * used
     assert free.cost <= plan.cost
     assert plan.gap <= 1e-6
+
+
+def test_a_case_too_large_to_search_names_the_granularity_that_helps(aws):
+    gpus = {"A10": 200, "T4": 200}
+    options = {"gpus": gpus, "max_gpus": 300}
+    with pytest.raises(AllocationError, match=r"too many .* Use granularity=") as caught:
+        zeus_hetero.allocate(aws["cifar100"], 2_000_000, **options)
+    granularity = int(str(caught.value).split("granularity=")[1].split()[0])
+    assert 1 < granularity < 64
+
+
+def test_a_large_fleet_under_a_power_budget(aws):
+    gpus = {"A10": 128, "T4": 128}
+    plan = zeus_hetero.allocate(aws["cifar100"], 262_144, gpus=gpus, power_budget=25_000)
+    assert sum(w.power_limit for w in plan.workers) <= 25_000
+    assert plan.gap <= 1e-4

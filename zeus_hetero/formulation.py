@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from zeus_hetero.errors import AllocationError
 from zeus_hetero.objective import Synchronous
 from zeus_hetero.solver import Kind, Problem, Resource, Solution
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from zeus_hetero.case import Case
 
 _LARGE_TABLE = 200_000  # options; below, bounding the shares costs more than it saves
+_MAX_TABLE = 10_000_000  # options; each takes some 60 bytes
 PLACES = "max_gpus"
 
 
@@ -76,6 +78,7 @@ def formulations(case: Case, deadline: float) -> Iterator[Formulation]:
                 _Part(parts[holder].name, (first,), remainder),
                 *([_Part(parts[holder].name, tuple(others))] if others else []),
             ]
+        _check_size(case, [min(units, _units(case, part, largest)) for part in split], split)
         tables = [
             case.tables(part.name, _shares(case, part, min(units, _units(case, part, largest))))
             for part in split
@@ -94,6 +97,18 @@ def formulations(case: Case, deadline: float) -> Iterator[Formulation]:
             kinds, units, case.objective.makespan_price, _resources(case, split, kinds)
         )
         yield Formulation(case, problem.within(deadline), tuple(split))
+
+
+def _check_size(case: Case, units: Sequence[int], parts: Sequence[_Part]) -> None:
+    options = sum(
+        (n + 1) * len(case.models[part.name].power_limits) for n, part in zip(units, parts)
+    )
+    if options > _MAX_TABLE:
+        coarser = case.granularity * math.ceil(options / _MAX_TABLE)
+        raise AllocationError(
+            f"{options:,} combinations of share and power limit are too many to search under these "
+            f"constraints; at most {_MAX_TABLE:,} fit in memory. Use granularity={coarser} or more."
+        )
 
 
 def _alike(case: Case) -> list[_Part]:
@@ -175,14 +190,21 @@ def _least_rates(case: Case, name: str) -> tuple[float, float]:
 
 
 def _sensible_cost(case: Case, rates: Mapping[str, tuple[float, float]]) -> float | None:
-    """Cost of shares in proportion to speed at maximum power; None if that is not allowed."""
+    """Cost of shares in proportion to speed; None if that is not allowed.
+
+    At maximum power, or where there are power budgets, at the lowest limits, which are the first
+    to keep to them.
+    """
     constraints = case.constraints
-    if case.granularity > 1 or constraints.budgets or constraints.max_gpus is not None:
+    if case.granularity > 1 or constraints.max_gpus is not None:
         return None
     speed = np.array([1 / rates[name][0] for name in case.gpus])
     shares = np.floor(case.global_batch_size * speed / speed.sum()).astype(int)
     shares[: case.global_batch_size - shares.sum()] += 1
-    limits = [case.models[name].power_limits[0] for name in case.gpus]
+    at = -1 if constraints.budgets else 0
+    limits = [case.models[name].power_limits[at] for name in case.gpus]
+    if any(sum(limits[i] for i in b.members) > b.watts for b in constraints.budgets):
+        return None
     plan = case.judge(shares.tolist(), limits)
     if plan.step_time > constraints.deadline or any(
         not constraints.allows(name, np.array([share]))[0] for name, share in zip(case.gpus, shares)
