@@ -240,3 +240,23 @@ def test_brute_force_refuses_what_does_not_fit():
     problem = Problem((Kind(tables, tables, 8),), 4096, 1.0)
     with pytest.raises(AllocationError, match=r"brute_force .* 8 GPUs .*method='optimal'"):
         enumerate_all(problem)
+
+
+def test_an_integer_program_that_old_highs_presolves_wrongly_is_solved():
+    """2x + y + 2z = 5 with x = 1 and y + z = 2 has a solution."""
+    none = np.inf
+    one = Kind(np.array([[none, none, 0.0]]), np.zeros((1, 3)), 1, idle=False)
+    two = Kind(np.array([[none, 0.0, 0.0]]), np.zeros((1, 3)), 2, wait_price=0.7, idle=False)
+    solution = solve(Problem((one, two), 5, 0.0))
+    assert solution.shares[0] == 2
+    assert sorted(solution.shares[1:]) == [1, 2]
+
+
+def test_a_search_that_runs_out_of_time_concludes_nothing(monkeypatch):
+    monkeypatch.setattr("zeus_hetero.solver.constrained._TIME_LIMIT", 0.0)
+    rng = np.random.default_rng(0)
+    cost, time = rng.random((2, 3, 200))
+    watts = np.broadcast_to(np.array([[300.0], [200.0], [100.0]]), cost.shape)
+    problem = Problem((Kind(cost, time, 40),), 4001, 1.0, (Resource("watts", (watts,), 5000.0),))
+    with pytest.raises(AllocationError, match="constrained search did not finish"):
+        solve(problem)

@@ -14,11 +14,14 @@ import numpy as np
 from scipy.optimize import LinearConstraint, linprog, milp
 from scipy.sparse import csr_matrix, vstack
 
+from zeus_hetero.errors import AllocationError
 from zeus_hetero.solver.core import CoreSolution
 from zeus_hetero.solver.options import Options
 from zeus_hetero.solver.relaxation import Relaxation
 
 _ROUNDS = 200
+_TIME_LIMIT = 60.0  # s for one integer program; most take milliseconds
+_OUT_OF_TIME = 1  # scipy's status of a program that was stopped
 _PROBE = 256  # options per kind in a first, narrow integer program
 
 
@@ -227,8 +230,15 @@ def _integer_program(
         constraints=constraint,
         # The presolve of HiGHS 1.2 (in scipy 1.13, the newest for Python 3.9) calls some feasible
         # programs of this kind infeasible: 2x + y + 2z = 5, x = 1, y + z = 2, up to 2 of each.
-        options={"mip_rel_gap": 0.0, "presolve": False},
+        options={"mip_rel_gap": 0.0, "presolve": False, "time_limit": _TIME_LIMIT},
     )
+    if result.status == _OUT_OF_TIME:
+        # Nothing may be concluded from it, least of all that nothing is feasible.
+        raise AllocationError(
+            f"the constrained search did not finish: an integer program over {counts.sum()} GPUs "
+            f"took longer than {_TIME_LIMIT:g} s. Use a coarser granularity, round the budget to "
+            "what the power limits add up to, or allocate for a part of the fleet."
+        )
     if result.x is None:
         return None
     chosen = np.rint(result.x).astype(int)
