@@ -16,7 +16,7 @@ from zeus_hetero.solver import Kind, Problem, Resource, Solution
 if TYPE_CHECKING:
     from zeus_hetero.case import Case
 
-_LARGE_TABLE = 200_000  # options; below, bounding the shares costs more than it saves
+_LARGE_TABLE = 50_000  # options; below, bounding the shares costs more than it saves
 _MAX_TABLE = 10_000_000  # options; each takes some 60 bytes
 PLACES = "max_gpus"
 

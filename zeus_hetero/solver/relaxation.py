@@ -66,8 +66,8 @@ def relax(options: Sequence[Options], total: int, guess: float = 0.0) -> Relaxat
     """
     if any(len(o) == 0 for o in options):
         return None
-    low = _Corner.of(options, [np.lexsort((o.cost, o.share))[0] for o in options])
-    high = _Corner.of(options, [np.lexsort((o.cost, -o.share))[0] for o in options])
+    low = _Corner.of(options, [_cheapest_of(o, int(o.share.min())) for o in options])
+    high = _Corner.of(options, [_cheapest_of(o, int(o.share.max())) for o in options])
     if not low.share <= total <= high.share:
         return None
     price, on_edge = guess, False
@@ -84,6 +84,12 @@ def relax(options: Sequence[Options], total: int, guess: float = 0.0) -> Relaxat
         price, on_edge = (high.cost - low.cost) / (high.share - low.share), True
     value = price * total + sum(o.count * float((o.cost - price * o.share).min()) for o in options)
     return Relaxation(price, value, low.rows, high.rows)
+
+
+def _cheapest_of(option: Options, share: int) -> int:
+    """Row of the cheapest option of a share."""
+    rows = np.flatnonzero(option.share == share)
+    return int(rows[option.cost[rows].argmin()])
 
 
 def _below(middle: _Corner, corner: _Corner, price: float) -> bool:
