@@ -7,6 +7,7 @@ BIN := $(VENV)/bin
 .PHONY: demo test lint clean
 
 demo: $(VENV)/.installed
+	mkdir -p demo_out
 	$(BIN)/zeus-hetero demo --plots demo_out --plan demo_out/plan.json --results demo_out/A10_T4_results.csv
 
 test: $(VENV)/.installed
