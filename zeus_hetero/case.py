@@ -258,9 +258,21 @@ class Case:
         )
         return replace(self, objective=goal)
 
-    def with_batch(self, global_batch_size: int) -> Case:
-        """The same case with another global batch size; caps stay as they are."""
-        return replace(self, global_batch_size=global_batch_size)
+    def keeps(self, plan: Allocation) -> bool:
+        """Whether an allocation for these GPUs keeps to all constraints."""
+        rules = self.constraints
+        shares = [worker.batch_size for worker in plan.workers]
+        watts = [worker.power_limit for worker in plan.workers]
+        return (
+            all(
+                share >= self.objective.min_share and bool(rules.allows(name, np.array([share]))[0])
+                for name, share in zip(self.gpus, shares)
+            )
+            and plan.step_time <= rules.deadline * ROUNDING
+            and all(sum(watts[i] for i in b.members) <= b.watts for b in rules.budgets)
+            and (rules.max_gpus is None or sum(s > 0 for s in shares) <= rules.max_gpus)
+            and sum(share % self.granularity > 0 for share in shares) <= 1
+        )
 
     def within(self, deadline: float) -> Case:
         """The same case with a deadline in s for a step, unless it has an earlier one."""
