@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from zeus_hetero.adaptive_run import profile_script_adaptively
     from zeus_hetero.allocation import Allocation, Worker
     from zeus_hetero.allocator import allocate, compare
+    from zeus_hetero.batchnorm import scale_batchnorm_momentum, sync_batchnorm
+    from zeus_hetero.dataloader import HeteroDataLoader
     from zeus_hetero.errors import (
         AllocationError,
         DeviceError,
@@ -27,14 +29,21 @@ if TYPE_CHECKING:
         SimulationError,
         TraceError,
         TraceWarning,
+        TrainingError,
         ZeusHeteroError,
     )
     from zeus_hetero.explanation import Explanation, explain
     from zeus_hetero.fit_report import report_fit
     from zeus_hetero.gpu_model import GPUModel, fit
+    from zeus_hetero.gradients import Step
+    from zeus_hetero.job import Job, join
+    from zeus_hetero.metrics import Mean
     from zeus_hetero.pareto import pareto_front
     from zeus_hetero.power_limit import HeteroPowerLimitOptimizer
     from zeus_hetero.profiling import profile
+    from zeus_hetero.run_report import RunReport
+    from zeus_hetero.sampler import HeteroBatchSampler
+    from zeus_hetero.schedule import Schedule
     from zeus_hetero.trace import Trace, load_trace
     from zeus_hetero.uncertainty import Prediction, pessimistic
 
@@ -47,8 +56,12 @@ _HOME = {
     "Explanation": "explanation",
     "GPUBusyError": "errors",
     "GPUModel": "gpu_model",
+    "HeteroBatchSampler": "sampler",
+    "HeteroDataLoader": "dataloader",
     "HeteroPowerLimitOptimizer": "power_limit",
     "InfeasibleError": "errors",
+    "Job": "job",
+    "Mean": "metrics",
     "PlanError": "errors",
     "PowerLimitError": "errors",
     "PowerLimitPermissionError": "errors",
@@ -56,16 +69,21 @@ _HOME = {
     "Prediction": "uncertainty",
     "ProfilingError": "errors",
     "ProfilingGrid": "adaptive",
+    "RunReport": "run_report",
+    "Schedule": "schedule",
     "SimulationError": "errors",
+    "Step": "gradients",
     "Trace": "trace",
     "TraceError": "errors",
     "TraceWarning": "errors",
+    "TrainingError": "errors",
     "Worker": "allocation",
     "ZeusHeteroError": "errors",
     "allocate": "allocator",
     "compare": "allocator",
     "explain": "explanation",
     "fit": "gpu_model",
+    "join": "job",
     "load_trace": "trace",
     "pareto_front": "pareto",
     "pessimistic": "uncertainty",
@@ -74,6 +92,8 @@ _HOME = {
     "profile_adaptively": "adaptive",
     "profile_script_adaptively": "adaptive_run",
     "report_fit": "fit_report",
+    "scale_batchnorm_momentum": "batchnorm",
+    "sync_batchnorm": "batchnorm",
 }
 
 __all__ = [
@@ -83,8 +103,12 @@ __all__ = [
     "Explanation",
     "GPUBusyError",
     "GPUModel",
+    "HeteroBatchSampler",
+    "HeteroDataLoader",
     "HeteroPowerLimitOptimizer",
     "InfeasibleError",
+    "Job",
+    "Mean",
     "PlanError",
     "PowerLimitError",
     "PowerLimitPermissionError",
@@ -92,16 +116,21 @@ __all__ = [
     "Prediction",
     "ProfilingError",
     "ProfilingGrid",
+    "RunReport",
+    "Schedule",
     "SimulationError",
+    "Step",
     "Trace",
     "TraceError",
     "TraceWarning",
+    "TrainingError",
     "Worker",
     "ZeusHeteroError",
     "allocate",
     "compare",
     "explain",
     "fit",
+    "join",
     "load_trace",
     "pareto_front",
     "pessimistic",
@@ -110,6 +139,8 @@ __all__ = [
     "profile_adaptively",
     "profile_script_adaptively",
     "report_fit",
+    "scale_batchnorm_momentum",
+    "sync_batchnorm",
 ]
 
 

@@ -63,3 +63,10 @@ class DeviceError(ZeusHeteroError, RuntimeError):
 
 class PowerLimitWarning(UserWarning):
     """Power limits were set or measured, but something needs the user's attention."""
+
+
+class TrainingError(ZeusHeteroError, RuntimeError):
+    """A training job is set up so that it would compute the wrong thing, hang or run out of memory.
+
+    Raised on every rank with the same text where the ranks have compared notes.
+    """

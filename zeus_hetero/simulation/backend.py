@@ -160,6 +160,8 @@ class Simulation:
         if given:
             Path(given).mkdir(parents=True, exist_ok=True)
             return Path(given)
+        if "LOCAL_RANK" in os.environ:
+            return _folder_of_launcher()
         folder = Path(tempfile.mkdtemp(prefix="zeus-hetero-simulation-"))
         owner = os.getpid()
 
@@ -195,6 +197,23 @@ def active() -> SimulatedGPUs | None:
     return _installed[-1] if _installed else None
 
 
+def _folder_of_launcher() -> Path:
+    """One folder for all ranks that torchrun has started on this node, also after restarts.
+
+    No rank knows when the last one is done, so folders of launchers that are gone are removed by
+    the next job.
+    """
+    prefix = "zeus-hetero-simulation-of-"
+    home = Path(tempfile.gettempdir())
+    for other in home.glob(f"{prefix}*"):
+        pid = other.name[len(prefix) :]
+        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
+            shutil.rmtree(other, ignore_errors=True)
+    folder = home / f"{prefix}{os.getppid()}"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
 def _set_variable(undo: contextlib.ExitStack, name: str, value: str) -> None:
     before = os.environ.get(name)
 
@@ -219,8 +238,8 @@ def _lend_to_exit_hooks(gpus: SimulatedGPUs) -> None:
 
 
 def _announce(gpus: Sequence[SimulatedGPU]) -> None:
-    """Say it once per process tree, not once per rank and per child."""
-    if os.environ.get(ANNOUNCED):
+    """Say it once per process tree and node, not once per rank and per child."""
+    if os.environ.get(ANNOUNCED) or os.environ.get("LOCAL_RANK", "0") != "0":
         return
     os.environ[ANNOUNCED] = "1"
     names = ", ".join(f"{gpu.name} ({gpu.trace.workload or gpu.trace.source})" for gpu in gpus)
