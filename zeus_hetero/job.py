@@ -70,6 +70,11 @@ class Job:
         group: dist.ProcessGroup | None = None,
         owns_process_group: bool = False,
     ) -> None:
+        ranks = None if group is None else dist.get_world_size(group)
+        if ranks is not None and ranks != len(allocation.workers):
+            raise TrainingError(
+                f"the plan has {len(allocation.workers)} workers, but there are {ranks} ranks."
+            )
         self.allocation = allocation
         self.rank = rank
         self.gpu_index = gpu_index
@@ -241,8 +246,9 @@ def out_of_memory_advice(job: Job, size: int, error: Exception) -> str:
     return (
         f"out of memory in a micro-batch of {size} samples (share {worker.batch_size}, "
         f"{worker.accumulation_steps} micro-batches) on {worker.gpu} ({said}). "
-        f"Cut its share into more micro-batches with --max_micro_batch {worker.gpu}={half} (max_micro_batch_size of "
-        f"the loader), or plan again with --max-batch-size {worker.gpu}={worker.batch_size // 2}."
+        f"Cut its share into more micro-batches with --max_micro_batch {worker.gpu}={half} "
+        "(max_micro_batch_size of the loader), or plan again with "
+        f"--max-batch-size {worker.gpu}={worker.batch_size // 2}."
     )
 
 
