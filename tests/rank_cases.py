@@ -475,7 +475,7 @@ def silent_rank():
     if dist.get_rank() == 1:
         return {"error": None}
     try:
-        agree("plan", "x", group)
+        agree("plan", "x", group, timeout=2.0)
     except TrainingError as error:
         return {"error": str(error)}
     return {"error": None}

@@ -259,7 +259,8 @@ class HeteroDataLoader(DataLoader):
         sampler, job = self._need_sampler(), self.job
         assert job is not None
         schedule = sampler.schedule
-        agree("schedule", f"{schedule.fingerprint()} at {self._epoch}:{self._position}", job.group)
+        where = f"{schedule.fingerprint()} at {self._epoch}:{self._position}"
+        agree("schedule", where, job.group, job.timeout)
         sampler.set_epoch(self._epoch, self._position)
         batches = super().__iter__()
         ranks = range(schedule.world_size)

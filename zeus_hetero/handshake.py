@@ -7,6 +7,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from zeus_hetero.errors import PlanError, TrainingError
@@ -16,6 +17,10 @@ if TYPE_CHECKING:
     import torch.distributed as dist
 
     from zeus_hetero.allocation import Allocation, Worker
+
+
+TIMEOUT = 60.0
+"""Seconds to wait for other ranks in control messages."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +57,15 @@ def plan_fingerprint(plan: Allocation) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def introduce(mine: Introduction, group: dist.ProcessGroup) -> list[Introduction]:
+def introduce(
+    mine: Introduction, group: dist.ProcessGroup, timeout: float = TIMEOUT
+) -> list[Introduction]:
     """Exchange introductions over all ranks.
+
+    Args:
+        mine: this rank's.
+        group: all ranks.
+        timeout: s to wait for the others.
 
     Returns:
         One per rank.
@@ -61,7 +73,7 @@ def introduce(mine: Introduction, group: dist.ProcessGroup) -> list[Introduction
     Raises:
         TrainingError: a rank says that it cannot take part, or does not answer in time.
     """
-    everybody = gather(mine, group)
+    everybody = gather(mine, group, timeout)
     failed = [(rank, one) for rank, one in enumerate(everybody) if one.error is not None]
     if failed:
         raise TrainingError("; ".join(f"rank {rank} ({one}): {one.error}" for rank, one in failed))
@@ -101,20 +113,21 @@ def assign(plan: Allocation, ranks: Sequence[Introduction]) -> Allocation:
     return replace(plan, workers=tuple(workers))
 
 
-def agree(what: str, mine: str, group: dist.ProcessGroup | None) -> None:
+def agree(what: str, mine: str, group: dist.ProcessGroup | None, timeout: float = TIMEOUT) -> None:
     """Make sure that all ranks hold the same; every rank has to call it.
 
     Args:
         what: its name, for the error.
         mine: what this rank holds.
         group: all ranks; None if there is one only.
+        timeout: s to wait for the others.
 
     Raises:
         TrainingError: they do not, or a rank does not answer in time.
     """
     if group is None:
         return
-    everybody = gather(mine, group)
+    everybody = gather(mine, group, timeout)
     if len(set(everybody)) > 1:
         common, _ = Counter(everybody).most_common(1)[0]
         others = ", ".join(
@@ -127,7 +140,7 @@ def agree(what: str, mine: str, group: dist.ProcessGroup | None) -> None:
         )
 
 
-def gather(mine: Any, group: dist.ProcessGroup) -> list[Any]:
+def gather(mine: Any, group: dist.ProcessGroup, timeout: float = TIMEOUT) -> list[Any]:
     """What every rank holds, in the order of the ranks; every rank has to call it.
 
     Raises:
@@ -138,7 +151,9 @@ def gather(mine: Any, group: dist.ProcessGroup) -> list[Any]:
     everybody: list[Any] = [None] * dist.get_world_size(group)
     try:
         # Names the ranks that do not come, which a gather that times out does not.
-        dist.monitored_barrier(group, wait_all_ranks=True)
+        # It does not use the group's own timeout.
+        limit = timedelta(seconds=timeout)
+        dist.monitored_barrier(group, timeout=limit, wait_all_ranks=True)
         dist.all_gather_object(everybody, mine, group=group)
     except RuntimeError as error:
         raise TrainingError(

@@ -22,7 +22,7 @@ from zeus_hetero import devices, simulation
 from zeus_hetero.allocation import Allocation, Worker
 from zeus_hetero.device_order import check_device_order
 from zeus_hetero.errors import DeviceError, TrainingError, ZeusHeteroError
-from zeus_hetero.handshake import Introduction, assign, introduce, plan_fingerprint
+from zeus_hetero.handshake import TIMEOUT, Introduction, assign, introduce, plan_fingerprint
 from zeus_hetero.profiling import is_out_of_memory
 from zeus_hetero.restore import repair_from_notes
 from zeus_hetero.simulation.step_clock import SimulatedStepClock
@@ -57,6 +57,7 @@ class Job:
         gpu_name: its model.
         device: where torch trains; the CPU if GPUs are simulated.
         group: gloo group of all ranks for control messages; None if there is one rank only.
+        timeout: s to wait for other ranks in them.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class Job:
         gpu_name: str = "",
         device: torch.device | None = None,
         group: dist.ProcessGroup | None = None,
+        timeout: float = TIMEOUT,
         owns_process_group: bool = False,
     ) -> None:
         ranks = None if group is None else dist.get_world_size(group)
@@ -81,6 +83,7 @@ class Job:
         self.gpu_name = gpu_name or allocation.workers[rank].gpu
         self.device = device or torch.device("cpu")
         self.group = group
+        self.timeout = timeout
         self._owns_process_group = owns_process_group
         self._handler: Callable[[int, FrameType | None], Any] | None = None
         self._before: Any = None
@@ -180,7 +183,7 @@ def join(
     *,
     backend: str | None = None,
     gpu_index: int | None = None,
-    timeout: float = 60.0,
+    timeout: float = TIMEOUT,
 ) -> Job:
     """Take this process's place in a training job that torchrun has started.
 
@@ -213,13 +216,13 @@ def join(
             raise
         _first_group(backend or "gloo", timeout)
         mine = Introduction(socket.gethostname(), local_rank, error=str(error))
-        introduce(mine, _control_group(timeout))
+        introduce(mine, _control_group(timeout), timeout)
         raise
     if alone:
         return Job(assign(allocation, [mine]), gpu_index=index, gpu_name=mine.gpu, device=device)
     owns = _first_group(backend or ("nccl" if device.type == "cuda" else "gloo"), timeout)
     group = _control_group(timeout)
-    ranks = introduce(mine, group)
+    ranks = introduce(mine, group, timeout)
     rank = dist.get_rank()
     assigned = assign(allocation, ranks)
     return Job(
@@ -229,6 +232,7 @@ def join(
         gpu_name=mine.gpu,
         device=device,
         group=group,
+        timeout=timeout,
         owns_process_group=owns,
     )
 

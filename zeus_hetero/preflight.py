@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 # Adam and its kin keep two tensors per parameter, which they allocate in their first step.
 _OPTIMIZER_TENSORS = 2
+# The first step on a GPU may compile kernels; and GPUs differ.
+_PATIENCE_SECONDS = 600.0
 
 
 def preflight(
@@ -52,7 +54,11 @@ def preflight(
                 _try(job, network, loss, make_batch, size)
         except Exception as error:
             problem = _explain(job, size, error)
-    problems = [problem] if job.group is None else gather(problem, job.group)
+    problems = (
+        [problem]
+        if job.group is None
+        else gather(problem, job.group, max(job.timeout, _PATIENCE_SECONDS))
+    )
     found = [
         f"rank {rank} ({job.allocation.workers[rank].gpu}): {text}"
         for rank, text in enumerate(problems)
