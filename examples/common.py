@@ -42,22 +42,29 @@ class Workload:
 
 CIFAR100 = Workload("cifar100", "shufflenet_v2_x1_0", 100, 32, 50_000)
 IMAGENET = Workload("imagenet", "resnet18", 1000, 224, 1_281_167)
+# scikit-learn's 1,797 images of handwritten digits; the last 297 are for validation.
+DIGITS = Workload("digits", "small_cnn", 10, 32, 1_500)
 
 
 # -- flags ---------------------------------------------------------------------------------
 
 
 def add_workload_flags(parser: argparse.ArgumentParser, workload: Workload) -> None:
-    parser.add_argument("--arch", default=workload.arch, help="name of a torchvision model")
+    parser.add_argument(
+        "--arch",
+        help=f"name of a torchvision model ({workload.arch}), or small_cnn, which a CPU can train",
+    )
     parser.add_argument(
         "--data",
-        help=f"folder of the data set, or '{SYNTHETIC}' for generated images; by default 'data', "
-        "on simulated GPUs 'synthetic'",
+        help=f"folder of the data set, '{SYNTHETIC}' for generated images, or '{DIGITS.name}' for "
+        "the digits of scikit-learn; by default 'data', on simulated GPUs 'synthetic'",
     )
     parser.add_argument("--num_workers", type=int, default=4, help="data loader processes")
     parser.add_argument("--gpu", type=int, default=0, help="index of the GPU")
     parser.add_argument(
-        "--simulate", metavar="NAME", help="simulate a GPU: A10, T4 or the path of a trace"
+        "--simulate",
+        metavar="NAMES",
+        help="simulate GPUs: A10, T4, paths of traces; separated by commas",
     )
 
 
@@ -100,11 +107,13 @@ def start_simulation(args: argparse.Namespace, workload: Workload) -> None:
         simulation.install_from_environment()
     if args.data is None:
         args.data = SYNTHETIC if simulation.active() else "data"
+    if args.arch is None:
+        args.arch = DIGITS.arch if args.data == DIGITS.name else workload.arch
 
 
 def check_data(args: argparse.Namespace, workload: Workload) -> int:
     """Check that the training set is there; returns its number of samples."""
-    if args.data == SYNTHETIC:
+    if args.data in (SYNTHETIC, DIGITS.name):
         return workload.train_size
     folder = Path(args.data)
     if workload is CIFAR100:
@@ -129,6 +138,8 @@ def training_set(args: argparse.Namespace, workload: Workload):
     if args.data == SYNTHETIC:
         size = (3, workload.image_size, workload.image_size)
         return datasets.FakeData(workload.train_size, size, workload.classes, transforms.ToTensor())
+    if args.data == DIGITS.name:
+        return digits(train=True)
     if workload is CIFAR100:
         augment = [transforms.RandomCrop(32, padding=4), transforms.RandomHorizontalFlip()]
         transform = transforms.Compose([*augment, transforms.ToTensor()])
@@ -138,9 +149,52 @@ def training_set(args: argparse.Namespace, workload: Workload):
     return datasets.ImageFolder(str(Path(args.data) / "train"), transform)
 
 
+def validation_set(args: argparse.Namespace, workload: Workload):
+    """Images to measure accuracy on; None for generated ones and where there is no folder."""
+    from torchvision import datasets, transforms
+
+    if args.data == SYNTHETIC:
+        return None
+    if args.data == DIGITS.name:
+        return digits(train=False)
+    if workload is CIFAR100:
+        return datasets.CIFAR100(args.data, train=False, transform=transforms.ToTensor())
+    folder = Path(args.data) / "val"
+    if not any(path.is_dir() for path in folder.glob("*")):
+        return None
+    crop = [transforms.Resize(256), transforms.CenterCrop(224), transforms.ToTensor()]
+    return datasets.ImageFolder(str(folder), transforms.Compose(crop))
+
+
+def digits(train: bool):
+    """Real images that come with scikit-learn, resized to those of CIFAR-100."""
+    import torch
+    from sklearn.datasets import load_digits
+
+    images, labels = (torch.from_numpy(array) for array in load_digits(return_X_y=True))
+    images = images.float().reshape(-1, 1, 8, 8) / 16
+    size = (DIGITS.image_size, DIGITS.image_size)
+    images = torch.nn.functional.interpolate(images, size, mode="bilinear").expand(-1, 3, -1, -1)
+    part = slice(0, DIGITS.train_size) if train else slice(DIGITS.train_size, None)
+    return torch.utils.data.TensorDataset(images[part], labels[part])
+
+
+def small_cnn(classes: int):
+    """A network that a CPU trains in seconds."""
+    from torch import nn
+
+    return nn.Sequential(
+        nn.Conv2d(3, 16, 3, stride=2, padding=1), nn.GroupNorm(4, 16), nn.ReLU(),
+        nn.Conv2d(16, 32, 3, stride=2, padding=1), nn.GroupNorm(4, 32), nn.ReLU(),
+        nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(32 * 16, classes),
+    )  # fmt: skip
+
+
 def build_model(args: argparse.Namespace, workload: Workload):
     from torchvision import models
 
+    if args.arch == DIGITS.arch:
+        return small_cnn(workload.classes)
     if args.arch not in models.list_models(module=models):
         raise SystemExit(f"--arch {args.arch}: no such model in torchvision.models.")
     return models.get_model(args.arch, weights=None, num_classes=workload.classes)
@@ -223,12 +277,17 @@ def profile_training_step(args: argparse.Namespace, workload: Workload) -> None:
         fields={
             "dataset": workload.name,
             "arch": args.arch,
-            "data": SYNTHETIC if args.data == SYNTHETIC else "files",
+            "data": origin(args),
         },
         **windows(args),
     )
     trace.save(args.profile_path)
     print(trace)
+
+
+def origin(args: argparse.Namespace) -> str:
+    """What traces say of the data, which must not depend on where the files are."""
+    return args.data if args.data in (SYNTHETIC, DIGITS.name) else "files"
 
 
 def windows(args: argparse.Namespace) -> dict:
@@ -280,6 +339,8 @@ def _run_profiling(script: Path, workload: Workload, args: argparse.Namespace) -
     from zeus_hetero.profile_run import Grid, profile_with_script
 
     start_simulation(args, workload)
+    if args.data == DIGITS.name:
+        workload = DIGITS
     dataset_size = check_data(args, workload)
 
     def command(limits: Sequence[int], batch_size: int, result: Path) -> list[str]:
@@ -308,7 +369,7 @@ def _run_profiling(script: Path, workload: Workload, args: argparse.Namespace) -
             settings={
                 "dataset": workload.name,
                 "arch": args.arch,
-                "data": SYNTHETIC if args.data == SYNTHETIC else "files",
+                "data": origin(args),
             },
             dataset_size=dataset_size,
         )

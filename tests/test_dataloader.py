@@ -213,17 +213,17 @@ def test_epochs_take_the_time_and_energy_of_the_gpu():
         loader = simulated_loader(gpus)
         simulated_epochs(loader, perceptron(), 2)
         duration, joules = gpus[0].plan_step(64)
+        report = loader.report()
     assert [figures.epoch for figures in loader.history] == [0, 1]
     for figures in loader.history:
         assert figures.time == pytest.approx(4 * (2 * duration + 0.01))
         assert figures.cost == pytest.approx(zeus_cost(figures.energy, figures.time, 0.5, 70))
+    assert report.gpus[0].power_limit == 60
+    assert report.gpus[0].waited == pytest.approx(0.08 / report.time)
     # The counter moves every 0.1 s.
     expected = 2 * 4 * (2 * joules + 0.01 * gpus[0].wait_power)
     measured = sum(figures.energy for figures in loader.history)
     assert abs(measured - expected) < 0.1 * 70
-    assert loader.report().gpus[0].waited == pytest.approx(0.08 / sum(
-        figures.time for figures in loader.history
-    ))  # fmt: skip
 
 
 def test_stops_at_the_target_metric():
@@ -233,7 +233,8 @@ def test_stops_at_the_target_metric():
         assert len(loader.history) == 2
         lower_is_better = simulated_loader(gpus, target_metric=0.3, max_epochs=9)
         for _ in lower_is_better.epochs():
-            lower_is_better.report_metric(0.5 - 0.1 * len(lower_is_better.history), False)
+            list(lower_is_better)
+            lower_is_better.report_metric(0.6 - 0.1 * len(lower_is_better.history), False)
         assert len(lower_is_better.history) == 3
 
 

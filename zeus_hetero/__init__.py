@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from zeus_hetero.adaptive import ProfilingGrid, plan_profiling, profile_adaptively
     from zeus_hetero.adaptive_run import profile_script_adaptively
     from zeus_hetero.allocation import Allocation, Worker
-    from zeus_hetero.allocator import allocate, compare
+    from zeus_hetero.allocator import allocate, compare, plans_by_method
     from zeus_hetero.batchnorm import scale_batchnorm_momentum, sync_batchnorm
     from zeus_hetero.dataloader import HeteroDataLoader
     from zeus_hetero.errors import (
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from zeus_hetero.pareto import pareto_front
     from zeus_hetero.power_limit import HeteroPowerLimitOptimizer
     from zeus_hetero.profiling import profile
-    from zeus_hetero.run_report import RunReport
+    from zeus_hetero.run_report import RunReport, write_report
     from zeus_hetero.sampler import HeteroBatchSampler
     from zeus_hetero.schedule import Schedule
     from zeus_hetero.trace import Trace, load_trace
@@ -88,12 +88,14 @@ _HOME = {
     "pareto_front": "pareto",
     "pessimistic": "uncertainty",
     "plan_profiling": "adaptive",
+    "plans_by_method": "allocator",
     "profile": "profiling",
     "profile_adaptively": "adaptive",
     "profile_script_adaptively": "adaptive_run",
     "report_fit": "fit_report",
     "scale_batchnorm_momentum": "batchnorm",
     "sync_batchnorm": "batchnorm",
+    "write_report": "run_report",
 }
 
 __all__ = [
@@ -135,12 +137,14 @@ __all__ = [
     "pareto_front",
     "pessimistic",
     "plan_profiling",
+    "plans_by_method",
     "profile",
     "profile_adaptively",
     "profile_script_adaptively",
     "report_fit",
     "scale_batchnorm_momentum",
     "sync_batchnorm",
+    "write_report",
 ]
 
 

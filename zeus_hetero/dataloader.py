@@ -75,6 +75,7 @@ class HeteroDataLoader(DataLoader):
         cost_threshold: stop before an epoch with which Zeus's cost so far would exceed it, J.
         eta: weight of energy against time in that cost.
         monitor: Zeus's monitor of this process's GPU; made here if None.
+        device_index: Zeus's index of that GPU, without an allocation.
         **options: of torch's DataLoader, such as ``num_workers`` and ``pin_memory``.
 
     Raises:
@@ -102,6 +103,7 @@ class HeteroDataLoader(DataLoader):
         cost_threshold: float | None = None,
         eta: float = 0.5,
         monitor: ZeusMonitor | None = None,
+        device_index: int = 0,
         **options: Any,
     ) -> None:
         _check_options(dataset, options, allocation is not None, batch_size)
@@ -141,7 +143,8 @@ class HeteroDataLoader(DataLoader):
             schedule = Schedule.of_plan(self.job.allocation, **self._cuts)
             self._sampler = HeteroBatchSampler(schedule, self.job.rank)
             super().__init__(dataset, batch_sampler=self._sampler, **options)
-        self.meter = EpochMeter(self.job, monitor, Goal(target_metric, cost_threshold, eta))
+        goal = Goal(target_metric, cost_threshold, eta)
+        self.meter = EpochMeter(self.job, monitor, goal, device_index)
         self._context = self._new_context()
 
     # -- epochs ------------------------------------------------------------------------------
@@ -152,12 +155,17 @@ class HeteroDataLoader(DataLoader):
         return self._epoch
 
     @property
+    def monitor(self) -> ZeusMonitor | None:
+        """Zeus's monitor of this process's GPU; None without a GPU."""
+        return self.meter.monitor
+
+    @property
     def history(self) -> list[EpochFigures]:
         """Time and energy of each epoch so far: energy over all ranks, time of the slowest."""
         return self.meter.history
 
     def epochs(self, max_epochs: int | None = None) -> Iterator[int]:
-        """Go through epochs and measure them, until there is a reason to stop.
+        """Go through epochs until there is a reason to stop.
 
         Reasons are the number of epochs, the target metric, and the cost threshold. A loader that
         was resumed goes on in its epoch.
@@ -168,13 +176,7 @@ class HeteroDataLoader(DataLoader):
         last = self.max_epochs if max_epochs is None else max_epochs
         while (last is None or self._epoch < last) and not self.meter.reason_to_stop():
             epoch = self._epoch
-            self.meter.begin()
-            try:
-                yield epoch
-            except BaseException:
-                self.meter.cancel()
-                raise
-            self.meter.end(epoch)
+            yield epoch
             if self._epoch == epoch:  # Not gone through to its end.
                 self.set_epoch(epoch + 1)
 
@@ -242,7 +244,22 @@ class HeteroDataLoader(DataLoader):
         return self._sampler.schedule.steps()
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        return self._plain() if self._sampler is None else self._steps()
+        return self._measured(self._plain() if self._sampler is None else self._steps())
+
+    def _measured(self, steps: Iterator[Any]) -> Iterator[Any]:
+        """Measure the time and the energy that an epoch's steps take, and nothing around them."""
+        epoch = self._epoch
+        self.meter.begin()
+        try:
+            yield from steps
+        except GeneratorExit:  # The loop was left early.
+            self.meter.stop()
+            raise
+        except BaseException:
+            self.meter.cancel()
+            raise
+        self.meter.stop()
+        self.meter.record(epoch)
 
     def _plain(self) -> Iterator[Any]:
         left = len(self.dataset)  # type: ignore[arg-type]

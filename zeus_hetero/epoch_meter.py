@@ -60,6 +60,7 @@ class EpochMeter:
         job: the ranks; None for training independent of others.
         monitor: of this process's GPU; made here if None and there is a GPU.
         goal: when to stop.
+        device_index: Zeus's index of the GPU, without a job.
 
     Attributes:
         history: one entry per epoch.
@@ -69,11 +70,16 @@ class EpochMeter:
         max_power: sum of the GPUs' highest power limits, W.
     """
 
-    def __init__(self, job: Job | None, monitor: ZeusMonitor | None, goal: Goal) -> None:
+    def __init__(
+        self, job: Job | None, monitor: ZeusMonitor | None, goal: Goal, device_index: int = 0
+    ) -> None:
         self._job = job
         self._goal = goal
-        self._monitor = _monitor(job) if monitor is None else monitor
+        if monitor is None:
+            monitor = _monitor(device_index if job is None else job.gpu_index)
+        self._monitor = monitor
         self._start = 0.0
+        self._last = [0.0, 0.0]
         self._reached = False
         self.history: list[EpochFigures] = []
         self.time = 0.0
@@ -89,8 +95,21 @@ class EpochMeter:
                 "cost_threshold needs energy, but there is no GPU whose energy could be measured."
             )
 
+    @property
+    def monitor(self) -> ZeusMonitor | None:
+        """Zeus's monitor of this process's GPU; None without one."""
+        return self._monitor
+
+    def gpu(self) -> tuple[str, float | None]:
+        """Name of this process's GPU, and its power limit in W where one can be read."""
+        if self.gpu_index is None:
+            return "no GPU", None
+        gpus = devices.get_gpus()
+        limit = devices.read_limit_mw(gpus, self.gpu_index)
+        return devices.name(gpus, self.gpu_index), None if limit is None else limit / 1000
+
     def begin(self) -> None:
-        """An epoch begins."""
+        """An epoch's steps begin."""
         self._start = time.perf_counter()
         if self._monitor is not None:
             self._monitor.begin_window(_WINDOW)
@@ -103,14 +122,18 @@ class EpochMeter:
             except Exception:
                 return
 
-    def end(self, epoch: int) -> None:
-        """An epoch is over; every rank has to call it."""
-        mine = [time.perf_counter() - self._start, float("nan")]
+    def stop(self) -> None:
+        """The epoch's steps are over, or were left."""
+        self._last = [time.perf_counter() - self._start, float("nan")]
         if self._monitor is not None:
             measured = self._monitor.end_window(_WINDOW)
-            mine = [measured.time, sum(measured.gpu_energy.values())]
-        self.time += mine[0]
-        self.energy += mine[1]
+            self._last = [measured.time, sum(measured.gpu_energy.values())]
+        self.time += self._last[0]
+        self.energy += self._last[1]
+
+    def record(self, epoch: int) -> None:
+        """Enter a complete epoch into the history; every rank has to call it."""
+        mine = self._last
         ranks = (
             [mine]
             if self._job is None or self._job.group is None
@@ -143,11 +166,8 @@ class EpochMeter:
         return None
 
 
-def _monitor(job: Job | None) -> ZeusMonitor | None:
-    if simulation.active() is None and not torch.cuda.is_available():
-        return None
-    index = 0 if job is None else job.gpu_index
-    if index is None:
+def _monitor(index: int | None) -> ZeusMonitor | None:
+    if index is None or (simulation.active() is None and not torch.cuda.is_available()):
         return None
     from zeus.monitor import ZeusMonitor
 

@@ -166,8 +166,10 @@ class Job:
         time.sleep(_GRACE_SECONDS)
 
     def _say(self, text: str) -> None:
-        host = socket.gethostname()
-        print(f"rank {self.rank} ({self.gpu_name} on {host}): {text}", file=sys.stderr, flush=True)
+        # In one piece, because all ranks write to the same terminal.
+        who = f"rank {self.rank} ({self.gpu_name} on {socket.gethostname()})"
+        sys.stderr.write(f"{who}: {text}\n")
+        sys.stderr.flush()
 
     def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
         _repair()

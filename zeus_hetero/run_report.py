@@ -31,7 +31,8 @@ class GPURun:
     Attributes:
         gpu: name of the GPU model.
         batch_size: its share of a global batch, samples.
-        power_limit: W.
+        power_limit: W, in force at the end; None where there is no GPU.
+        planned_power_limit: W; None without a plan.
         time: s of its epochs.
         energy: J; NaN where it was not measured.
         waited: share of that time that it waited for others, between 0 and 1.
@@ -42,6 +43,7 @@ class GPURun:
     gpu: str
     batch_size: int | None
     power_limit: int | None
+    planned_power_limit: int | None
     time: float
     energy: float
     waited: float
@@ -104,7 +106,7 @@ class RunReport:
             table.add_row(
                 gpu.gpu,
                 _or_dash(gpu.batch_size),
-                _or_dash(gpu.power_limit),
+                _limit(gpu),
                 f"{gpu.time:.5g}",
                 _joules(gpu.energy),
                 _joules(gpu.predicted_energy),
@@ -133,14 +135,12 @@ def gather(
         steps: training steps so far.
         samples: that they had, over all ranks.
     """
-    mine = [meter.time, meter.energy, clock.waited()]
+    name, limit = meter.gpu()
+    mine = [meter.time, meter.energy, clock.waited(), float(limit or 0)]
     group = None if job is None else job.group
     ranks = [mine] if group is None else from_all_ranks(mine, group)
     plan = None if job is None else job.allocation
-    gpus = [
-        _gpu_run(plan, rank, samples, time=time, energy=energy, waited=waited)
-        for rank, (time, energy, waited) in enumerate(ranks)
-    ]
+    gpus = [_gpu_run(name, plan, rank, samples, *figures) for rank, figures in enumerate(ranks)]
     full_steps = 0.0 if plan is None else samples / plan.global_batch_size
     return RunReport(
         gpus=tuple(gpus),
@@ -171,23 +171,36 @@ def write_report(report: RunReport, path: str | os.PathLike[str] | None, rank: i
 
 
 def _gpu_run(
-    plan: Allocation | None, rank: int, samples: int, *, time: float, energy: float, waited: float
+    name: str,
+    plan: Allocation | None,
+    rank: int,
+    samples: int,
+    time: float,
+    energy: float,
+    waited: float,
+    limit: float,
 ) -> GPURun:
-    share = waited / time if time > 0 else 0.0
+    measured = (time, energy, waited / time if time > 0 else 0.0)
+    in_force = round(limit) or None
     if plan is None:
-        return GPURun("this GPU", None, None, time, energy, share)
+        return GPURun(name, None, in_force, None, *measured)
     worker = plan.workers[rank]
     step = worker.energy + worker.wait_power * (plan.step_time - worker.time)
     return GPURun(
         worker.gpu,
         worker.batch_size,
+        in_force,
         worker.power_limit,
-        time,
-        energy,
-        share,
+        *measured,
         step * samples / plan.global_batch_size,
         plan.waiting(rank),
     )
+
+
+def _limit(gpu: GPURun) -> str:
+    if gpu.planned_power_limit in (None, gpu.power_limit) or gpu.power_limit is None:
+        return _or_dash(gpu.power_limit)
+    return f"{gpu.power_limit} (plan: {gpu.planned_power_limit})"
 
 
 def _or_dash(figure: int | None) -> str:

@@ -1,7 +1,18 @@
-"""Train a torchvision model on CIFAR-100, or profile a training step of it.
+r"""Train a torchvision model on CIFAR-100, or profile a training step of it.
 
-For example ``train.py --profile True --profile_path batch_32.json --batch_size 32
---power_limits 70 65 60``; ``run_profiling.py`` does this for every batch size.
+One model on two GPUs, with the shares and power limits of a plan (on simulated GPUs with
+``--simulate A10,T4``; ``--data digits`` shows a real learning curve on a CPU)::
+
+    torchrun --nproc_per_node 2 train.py --plan plan.json --epochs 10
+
+One worker of the original scheme, which trains 40 percent of the data on this GPU alone::
+
+    python train.py --epochs 10 --power_limit 60 --gpu_index 0 --gpu_split 40
+
+A training step profiled at one batch size; ``run_profiling.py`` does this for every batch size::
+
+    python train.py --profile True --profile_path batch_32.json --batch_size 32 \
+        --power_limits 70 65 60
 """
 
 from __future__ import annotations
@@ -16,31 +27,22 @@ from common import (
     CIFAR100,
     add_profiling_flags,
     add_workload_flags,
-    friendly,
     profile_training_step,
-    start_simulation,
     yes_or_no,
 )
+from training import add_training_flags, run_training_script
 
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--batch_size", type=int, default=128)
+    parser.add_argument("--batch_size", type=int, default=128, help="samples; a plan has its own")
+    add_training_flags(parser)
+    add_workload_flags(parser, CIFAR100)
     parser.add_argument("--profile", type=yes_or_no, default=False, metavar="True|False")
     parser.add_argument("--profile_path", type=Path, help="file for the result of --profile True")
     add_profiling_flags(parser)
-    add_workload_flags(parser, CIFAR100)
     return parser.parse_args()
 
 
-def main() -> None:
-    args = parse_arguments()
-    start_simulation(args, CIFAR100)
-    if args.profile:
-        profile_training_step(args, CIFAR100)
-        return
-    raise SystemExit("only --profile True is here so far.")
-
-
 if __name__ == "__main__":
-    sys.exit(friendly(main))
+    sys.exit(run_training_script(parse_arguments(), CIFAR100, profile_training_step))

@@ -27,6 +27,7 @@ from zeus_hetero.simulation.environment import (
     install_from_environment,
     parse_gpus,
     simulated_gpu,
+    to_json,
 )
 from zeus_hetero.simulation.faults import (
     CounterReset,
@@ -59,5 +60,6 @@ __all__ = [
     "install_from_environment",
     "parse_gpus",
     "simulated_gpu",
+    "to_json",
     "use",
 ]
