@@ -121,6 +121,15 @@ def test_split_of_the_last_batch(schedule, data):
             assert all(part == 0 or part >= least for part in sizes)
 
 
+@given(schedules(), st.data())
+@settings(max_examples=300, deadline=None)
+def test_last_batch_is_split_in_proportion(schedule, data):
+    size = data.draw(st.integers(1, schedule.global_batch_size))
+    due = [size * share / schedule.global_batch_size for share in schedule.shares]
+    if all(part == 0 or part >= schedule.min_batch_size for part in due):
+        assert all(abs(part - d) < 1 for part, d in zip(schedule.split(size), due))
+
+
 def test_last_batch_of_imagenet_in_proportion():
     schedule = Schedule(1_281_167, (2600, 1496), (512, 256))
     *_, last = schedule.batch_sizes()

@@ -7,6 +7,7 @@ and needs neither torch nor a GPU.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -151,7 +152,11 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+    home = _HOME[name]
+    # zeus-ml 0.8.2 still has a data loader of its own, to be subclassed.
+    if home == "dataloader" and importlib.util.find_spec("zeus.run") is not None:
+        home = "legacy_dataloader"
+    value = getattr(importlib.import_module(f"{__name__}.{home}"), name)
     globals()[name] = value
     return value
 

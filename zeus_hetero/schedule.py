@@ -253,12 +253,7 @@ def _apportion(total: int, shares: Sequence[int], least: int) -> tuple[int, ...]
     # More only if these have too little room.
     while sum(shares[i] for i in order[:count]) < total:
         count += 1
-    chosen, room = [], 0
-    for i in order[:count]:
-        if room < total:
-            chosen.append(i)
-            room += shares[i]
-    return _largest_remainder(total, shares, sorted(chosen), least)
+    return _largest_remainder(total, shares, sorted(order[:count]), least)
 
 
 def _largest_remainder(
