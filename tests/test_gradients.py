@@ -248,6 +248,14 @@ def test_forgotten_backward_is_an_error():
             pass
 
 
+def test_steps_cannot_be_fetched_ahead():
+    loader = HeteroDataLoader(data(48), allocation=plan((12,), (5,)), rank=0)
+    first, second, *_ = loader
+    for step in (first, second):
+        with pytest.raises(TrainingError, match="the next step was asked for before"):
+            next(step.micro_batches())
+
+
 def test_unknown_reduction_and_missing_count_are_errors():
     step = one_step()
     for _ in step.micro_batches():

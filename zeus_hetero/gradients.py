@@ -91,6 +91,7 @@ class Step:
         self._current: int | None = None
         self._used = False
         self._tokens: float | None = None
+        self._over = False
 
     @property
     def batch_size(self) -> int:
@@ -120,6 +121,11 @@ class Step:
             TrainingError: the model cannot be trained in such steps, or a micro-batch went by
                 without `backward` or `scale`.
         """
+        if self._over:
+            raise TrainingError(
+                "this step's micro-batches are gone, because the next step was asked for before. "
+                "Take steps one by one, without a wrapper that fetches them ahead."
+            )
         self._model, self._scaler = model, scaler
         if model is not None:
             self._context.check(model)
@@ -203,6 +209,7 @@ class Step:
 
     def drain(self) -> None:
         """Drop the micro-batches that were not asked for, so that the next step gets its own."""
+        self._over = True
         for _ in self._arriving():
             pass
 

@@ -1,0 +1,1 @@
+"""Uneven shares and power limits in other training frameworks; each module needs its own."""
