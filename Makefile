@@ -32,11 +32,11 @@ lint: $(VENV)/.installed-dev
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --editable '.[all,test]'
+	$(BIN)/python -m pip install --quiet --editable '.[all,test,integrations]'
 	touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --editable '.[all,dev]'
+	$(BIN)/python -m pip install --quiet --editable '.[all,dev,integrations]'
 	touch $@
 
 clean:
