@@ -143,7 +143,7 @@ def eta():
 
 
 def best_cost(shares: np.ndarray) -> np.ndarray:
-    """Least cost over the power limits, per share of the A10; as the synchronous objective has it."""
+    """Least synchronous cost over the power limits, per share of the A10."""
     plan = zeus_hetero.allocate(TRACES, BATCH)
     wait_a10, wait_t4 = (worker.wait_power for worker in plan.workers)
     costs = []
@@ -170,8 +170,13 @@ def gap():
     ax.plot(shares, costs, color=GRAY, label="best power limits at this share")
     bound = plans["optimal"].lower_bound
     ax.axhline(bound, color="#009E73", linestyle="--", label="lower bound")
-    for method, marker, colour in (("optimal", "*", "#009E73"), ("heuristic", "^", "#CC79A7"),
-                                   ("baseline", "s", "#56B4E9"), ("paper", "X", "#D55E00")):  # fmt: skip
+    drawn = (
+        ("optimal", "*", "#009E73"),
+        ("heuristic", "^", "#CC79A7"),
+        ("baseline", "s", "#56B4E9"),
+        ("paper", "X", "#D55E00"),
+    )
+    for method, marker, colour in drawn:
         plan = plans[method]
         ax.plot(plan.workers[0].batch_size, plan.cost, marker, color=colour, markersize=9,
                 label=f"{method}: gap {(plan.cost - bound) / plan.cost:.0%}")  # fmt: skip
