@@ -289,6 +289,10 @@ def draw(table, path):
     for column, (what, rows) in enumerate(table.groupby("what", sort=False)):
         for row, figure_name in enumerate(("time (ms)", "Python memory (MiB)")):
             axes[row, column].loglog(rows["value"], rows[figure_name], "o-", color="#0072B2")
+            # Every second value where there are many, and no labels between them.
+            ticks = rows["value"].tolist()[:: 2 if len(rows) > 5 else 1]
+            axes[row, column].set_xticks(ticks, [f"{tick:,}" for tick in ticks], fontsize=7)
+            axes[row, column].tick_params("x", which="minor", bottom=False, labelbottom=False)
             axes[row, column].set_ylabel(figure_name)
             axes[row, column].set_xlabel(what)
             axes[row, column].grid(alpha=0.3)

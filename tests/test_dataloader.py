@@ -137,6 +137,14 @@ def test_state_of_other_samples_is_refused(change, name):
         loader.load_state_dict(saved)
 
 
+def test_epoch_that_was_left_after_its_last_step_is_over():
+    loader = HeteroDataLoader(Numbers(24), allocation=plan((6,)), rank=0)
+    expected = [flat(samples_of(loader)) for _ in range(2)]
+    loader = HeteroDataLoader(Numbers(24), allocation=plan((6,)), rank=0)
+    assert flat(samples_of(loader, len(loader))) == expected[0]
+    assert flat(samples_of(loader)) == expected[1]
+
+
 def test_new_allocation_from_the_next_iteration_on():
     loaders = all_ranks(Numbers(60), plan((7, 5)))
     before = [samples_of(loader, 2) for loader in loaders]

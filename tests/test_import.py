@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -8,6 +9,10 @@ import pytest
 
 import zeus_hetero
 
+NEED_TORCH = {
+    "HeteroBatchSampler", "HeteroDataLoader", "Job", "Mean", "RunReport", "Step", "join",
+    "scale_batchnorm_momentum", "sync_batchnorm", "write_report",
+}  # fmt: skip
 HEAVY = ("torch", "matplotlib", "scipy", "pandas", "numpy", "zeus", "tyro", "rich", "sklearn")
 
 
@@ -34,6 +39,10 @@ def test_allocating_needs_neither_torch_nor_zeus_nor_pictures():
 def test_every_public_name_is_there(name):
     if name == "HeteroPowerLimitOptimizer":
         pytest.importorskip("zeus")
+    if importlib.util.find_spec("torch") is None and name in NEED_TORCH:
+        with pytest.raises(ImportError, match=rf"{name} needs torch.*zeus-hetero\[train\]"):
+            getattr(zeus_hetero, name)
+        return
     assert getattr(zeus_hetero, name).__doc__
 
 

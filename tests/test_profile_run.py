@@ -40,6 +40,8 @@ gpu = simulation.active()[0]
 print("measuring", size, flush=True)
 
 def step(batch_size):
+    if not gpu.steps:
+        print("stepping", flush=True)
     if behaviour == "slow":
         time.sleep(0.02)
     if behaviour == "killed" and size == "64":
@@ -444,8 +446,8 @@ def start_driver(folder):
         text=True,
         env=dict(os.environ),
     )
-    wait_until(lambda: "measuring" in text_of(folder / "batch_32.log"))
-    wait_until(lambda: limit_in(Path(os.environ["ZEUS_HETERO_SIMULATE_STATE"])) != BEFORE)
+    # Not before its first step: until then limits are tried, and put back.
+    wait_until(lambda: "stepping" in text_of(folder / "batch_32.log"))
     return process
 
 

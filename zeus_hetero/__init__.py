@@ -156,7 +156,14 @@ def __getattr__(name: str) -> Any:
     # zeus-ml 0.8.2 still has a data loader of its own, to be subclassed.
     if home == "dataloader" and importlib.util.find_spec("zeus.run") is not None:
         home = "legacy_dataloader"
-    value = getattr(importlib.import_module(f"{__name__}.{home}"), name)
+    try:
+        value = getattr(importlib.import_module(f"{__name__}.{home}"), name)
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise ImportError(
+            f"zeus_hetero.{name} needs torch; install it with: pip install 'zeus-hetero[train]'"
+        ) from error
     globals()[name] = value
     return value
 

@@ -204,11 +204,7 @@ class HeteroDataLoader(DataLoader):
 
         The step that the loop is in counts as done: save it after ``optimizer.step()``.
         """
-        schedule = self._need_sampler().schedule
-        epoch, position = self._epoch, self._position
-        if position and not schedule.steps(position):
-            epoch, position = epoch + 1, 0
-        return state(schedule, epoch, position)
+        return state(self._need_sampler().schedule, *self._where_to_go_on())
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Go on from a checkpoint, perhaps with other shares or another number of ranks.
@@ -244,7 +240,10 @@ class HeteroDataLoader(DataLoader):
         return self._sampler.schedule.steps()
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        return self._measured(self._plain() if self._sampler is None else self._steps())
+        if self._sampler is None:
+            return self._measured(self._plain())
+        self.set_epoch(*self._where_to_go_on())
+        return self._measured(self._steps())
 
     def _measured(self, steps: Iterator[Any]) -> Iterator[Any]:
         """Measure the time and the energy that an epoch's steps take, and nothing around them."""
@@ -292,6 +291,12 @@ class HeteroDataLoader(DataLoader):
             yield step
             step.drain()
         self.set_epoch(self._epoch + 1)
+
+    def _where_to_go_on(self) -> tuple[int, int]:
+        """Epoch and position; where the last iteration was left at its end, of the next epoch."""
+        if self._position and not self._need_sampler().schedule.steps(self._position):
+            return self._epoch + 1, 0
+        return self._epoch, self._position
 
     # -- before and after --------------------------------------------------------------------
 
