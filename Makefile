@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint clean
+.PHONY: demo test lint docs clean
 
 # Profile, allocate, train: on simulated GPUs, with real images that come with scikit-learn.
 DEMO := --data digits --epochs 1 --batch_sizes 32 64 128 256 --profile_steps 20 --repeats 1
@@ -30,6 +30,9 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+docs: $(VENV)/.installed-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --editable '.[all,test,integrations]'
@@ -39,5 +42,9 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --editable '.[all,dev,integrations]'
 	touch $@
 
+$(VENV)/.installed-docs: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --editable '.[all,docs]'
+	touch $@
+
 clean:
-	rm -rf $(VENV) demo_out
+	rm -rf $(VENV) demo_out site

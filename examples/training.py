@@ -260,4 +260,9 @@ def run_training_script(args: argparse.Namespace, workload: Workload, profile: C
         # In one piece, because all ranks write to the same terminal.
         sys.stderr.write(f"error: {error}\n")
         return 2
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        # Now and then gloo's threads abort an interpreter that ends normally, after all is done.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
     return 0

@@ -491,3 +491,15 @@ def test_power_limits_between_the_profiled_ones_are_used_when_asked_for(aws):
 def test_bad_options_of_trust_are_named(aws, options, message):
     with pytest.raises(AllocationError, match=message):
         zeus_hetero.allocate({"T4": aws["cifar100"]["T4"]}, 512, **options)
+
+
+def test_profiled_wait_power_counts_unless_it_is_given(aws):
+    profiled = {
+        name: load_trace(trace.to_frame().assign(wait_power=watts), gpu=name)
+        for (name, trace), watts in zip(aws["cifar100"].items(), (60.0, 40.0))
+    }
+    given = zeus_hetero.allocate(aws["cifar100"], 512, wait_power={"A10": 60.0, "T4": 40.0})
+    assert zeus_hetero.allocate(profiled, 512).cost == pytest.approx(given.cost)
+    assert [w.wait_power for w in zeus_hetero.allocate(profiled, 512).workers] == [60.0, 40.0]
+    other = zeus_hetero.allocate(profiled, 512, wait_power=5.0)
+    assert {w.wait_power for w in other.workers} == {5.0}

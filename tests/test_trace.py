@@ -298,3 +298,11 @@ def test_bundled_traces_are_known_by_name():
     assert len(trace) == 25
     with pytest.raises(TraceError, match="no bundled trace of GPU 'H100'"):
         bundled_trace("H100")
+
+
+def test_wait_power_that_was_measured():
+    records = {"batch_size": [8, 16], "power_limit": [100, 100]}
+    records = {**records, "time": [1.0, 2.0], "energy": [80.0, 150.0]}
+    assert load_trace(pd.DataFrame(records)).wait_power is None
+    measured = load_trace(pd.DataFrame({**records, "wait_power": [40.0, 44.0]}))
+    assert measured.wait_power == 42.0

@@ -86,7 +86,7 @@ def allocate(
         eta: weight of energy against time: 1 minimises energy, 0 time (and among equally fast
             allocations energy).
         wait_power: W that a GPU draws while it waits for the slowest, one figure or one per GPU
-            name; by default the lowest average power in its trace.
+            name; by default what its profile measured, or the lowest average power in its trace.
         sync_time: s per step in which gradients are exchanged.
         granularity: shares are multiples of this; where the global batch is none, one GPU takes
             the remainder on top.

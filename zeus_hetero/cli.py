@@ -35,7 +35,7 @@ class Problem:
     max_slowdown: Optional[float] = None
     """Minimise energy among allocations at most this many times slower than the fastest."""
     wait_power: tuple[str, ...] = ()
-    """W that a waiting GPU draws: one figure, or one per GPU as A10=60 T4=40."""
+    """W that a waiting GPU draws: one figure, or one per GPU as A10=60 T4=40; else as profiled."""
     sync_time: float = 0.0
     """s per step in which gradients are exchanged."""
     granularity: int = 1

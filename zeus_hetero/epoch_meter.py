@@ -80,6 +80,7 @@ class EpochMeter:
         self._monitor = monitor
         self._start = 0.0
         self._last = [0.0, 0.0]
+        self._limit: float | None = None
         self._reached = False
         self.history: list[EpochFigures] = []
         self.time = 0.0
@@ -101,12 +102,10 @@ class EpochMeter:
         return self._monitor
 
     def gpu(self) -> tuple[str, float | None]:
-        """Name of this process's GPU, and its power limit in W where one can be read."""
+        """Name of this process's GPU, and its power limit in W at the end of the last epoch."""
         if self.gpu_index is None:
             return "no GPU", None
-        gpus = devices.get_gpus()
-        limit = devices.read_limit_mw(gpus, self.gpu_index)
-        return devices.name(gpus, self.gpu_index), None if limit is None else limit / 1000
+        return devices.name(devices.get_gpus(), self.gpu_index), self._limit
 
     def begin(self) -> None:
         """An epoch's steps begin."""
@@ -130,6 +129,8 @@ class EpochMeter:
             self._last = [measured.time, sum(measured.gpu_energy.values())]
         self.time += self._last[0]
         self.energy += self._last[1]
+        # Now: when the report is made, the old limit may be back.
+        self._limit = self._read_limit()
 
     def record(self, epoch: int) -> None:
         """Enter a complete epoch into the history; every rank has to call it."""
@@ -164,6 +165,12 @@ class EpochMeter:
                     f"{spent + following:.6g} J, above the threshold of {threshold:g} J"
                 )
         return None
+
+    def _read_limit(self) -> float | None:
+        if self.gpu_index is None:
+            return None
+        limit = devices.read_limit_mw(devices.get_gpus(), self.gpu_index)
+        return None if limit is None else limit / 1000
 
 
 def _monitor(index: int | None) -> ZeusMonitor | None:

@@ -152,8 +152,11 @@ def build_objective(
         unit = "J"
         energy_price = float(eta)
         time_prices = [(1 - eta) * traces[name].power_limits[0] for name in workers]
-    lowest = {name: float(trace.average_power.min()) for name, trace in traces.items()}
-    waits = {**lowest, **per_gpu("wait_power", wait_power, traces, _watts)}
+    measured = {
+        name: float(trace.average_power.min()) if trace.wait_power is None else trace.wait_power
+        for name, trace in traces.items()
+    }
+    waits = {**measured, **per_gpu("wait_power", wait_power, traces, _watts)}
     return Synchronous(
         energy_price=energy_price,
         time_prices=tuple(time_prices),

@@ -106,8 +106,9 @@ class HeteroPowerLimitOptimizer(GlobalPowerLimitOptimizer):
         windows: what was measured, rung by rung, as it was read; `measurements` are the same
             scaled to `profile_steps`, summed over this process's GPUs.
         ladder: the rungs.
-        Further attributes are Zeus's; of these, `pl_step`, `power_limits` and
-        `current_power_limit` are in mW and mean the GPU `ladder.reference`.
+
+    Further attributes are Zeus's; of these, `pl_step`, `power_limits` and
+    `current_power_limit` are in mW and mean the GPU `ladder.reference`.
 
     Raises:
         PowerLimitError: an unsupported, repeated, fractional or missing power limit.

@@ -31,7 +31,7 @@ class GPURun:
     Attributes:
         gpu: name of the GPU model.
         batch_size: its share of a global batch, samples.
-        power_limit: W, in force at the end; None where there is no GPU.
+        power_limit: W, in force at the end of the last epoch; None where there is no GPU.
         planned_power_limit: W; None without a plan.
         time: s of its epochs.
         energy: J; NaN where it was not measured.

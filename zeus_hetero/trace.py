@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import statistics
 import tempfile
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -83,6 +84,17 @@ class Trace:
     def simulated(self) -> bool:
         """Whether any record says that a simulated GPU made it."""
         return any(bool(record.get("simulated")) for record in self.extra)
+
+    @property
+    def wait_power(self) -> float | None:
+        """What the GPU draws while it waits for others, W, if that was measured."""
+        measured = [record["wait_power"] for record in self.extra if "wait_power" in record]
+        usable = [
+            float(watts)
+            for watts in measured
+            if isinstance(watts, (int, float)) and math.isfinite(watts) and watts >= 0
+        ]
+        return statistics.median(usable) if usable else None
 
     def __len__(self) -> int:
         return len(self.batch_size)
