@@ -236,7 +236,39 @@ class Reset:
         print(reset(self.folder))
 
 
-Command = Union[Allocate, Demo, Fit, Reset]
+@dataclass
+class Doctor:
+    """Say whether this machine can profile and train, and what mends what is missing."""
+
+    rendezvous: Optional[str] = None
+    """HOST:PORT of another node that must be reachable."""
+    simulate: Optional[str] = None
+    """Simulated GPUs instead of the machine's, such as A10,T4."""
+    json: bool = False
+    """Print JSON, for programs."""
+
+    def run(self) -> int:
+        """Examine and tell; 1 if something that is needed is missing."""
+        import json
+
+        from zeus_hetero import doctor, simulation
+
+        if self.simulate:
+            simulation.use(*simulation.parse_gpus(self.simulate)).install()
+        else:
+            simulation.install_from_environment()
+        findings = doctor.examine(rendezvous=self.rendezvous)
+        if self.json:
+            print(json.dumps([vars(finding) for finding in findings], indent=2))
+        else:
+            from rich.console import Console
+
+            Console(width=None if sys.stdout.isatty() else 120).print(doctor.as_table(findings))
+            print(doctor.summary(findings))
+        return int(any(finding.status == doctor.FAILED for finding in findings))
+
+
+Command = Union[Allocate, Demo, Doctor, Fit, Reset]
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -246,10 +278,16 @@ def run(arguments: Sequence[str]) -> int:
         arguments: as on the command line, without the program's name.
 
     Returns:
-        Exit status: 0, 2 for bad input, 130 if interrupted.
+        Exit status: 0, 1 if `doctor` found something missing, 2 for bad input, 130 if interrupted.
     """
     warnings.showwarning = _show_warning
-    commands: dict[str, Any] = {"allocate": Allocate, "demo": Demo, "fit": Fit, "reset": Reset}
+    commands: dict[str, Any] = {
+        "allocate": Allocate,
+        "demo": Demo,
+        "doctor": Doctor,
+        "fit": Fit,
+        "reset": Reset,
+    }
     try:
         command = tyro.extras.subcommand_cli_from_dict(
             commands,
@@ -258,14 +296,14 @@ def run(arguments: Sequence[str]) -> int:
             args=arguments,
             config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),
         )
-        command.run()
+        status: int | None = command.run()
     except (ZeusHeteroError, OSError) as error:
         print(f"zeus-hetero: error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("zeus-hetero: interrupted", file=sys.stderr)
         return 130
-    return 0
+    return status or 0
 
 
 def _show_warning(
