@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from zeus_hetero.allocation import Allocation
+    from zeus_hetero.html_report import Subject
     from zeus_hetero.trace import Trace
 
 
@@ -268,7 +269,48 @@ class Doctor:
         return int(any(finding.status == doctor.FAILED for finding in findings))
 
 
-Command = Union[Allocate, Demo, Doctor, Fit, Reset]
+@dataclass
+class Report:
+    """Write one HTML file about a plan: traces, allocation, timeline, savings, Pareto front."""
+
+    sources: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
+    """A plan, traces as NAME=TRACE or NAME=TRACE:COUNT, or both. Without a plan one is made."""
+    output: Annotated[Path, tyro.conf.arg(aliases=["-o"])] = Path("report.html")
+    """The file to write."""
+    problem: Annotated[Problem, tyro.conf.arg(name="")] = field(default_factory=Problem)
+
+    def run(self) -> None:
+        """Read, compute and write."""
+        from zeus_hetero.html_report import page
+        from zeus_hetero.trace import write_text_atomically
+
+        write_text_atomically(self.output, page(self._subject()))
+        print(f"wrote {self.output} ({self.output.stat().st_size / 1e6:.1f} MB)")
+
+    def _subject(self) -> Subject:
+        from zeus_hetero.allocation import Allocation
+        from zeus_hetero.allocator import allocate
+        from zeus_hetero.html_report import Subject
+        from zeus_hetero.trace import load_trace
+
+        files = [source for source in self.sources if "=" not in source]
+        given = [_gpu_argument(source) for source in self.sources if "=" in source]
+        if len(files) > 1 or not self.sources:
+            raise AllocationError(
+                f"{len(files)} plans; expected one plan, or traces as NAME=TRACE, or both."
+            )
+        traces = {name: load_trace(path, gpu=name) for name, path, _ in given}
+        inputs = [(f"trace of {name}", path) for name, path, _ in given]
+        if files:
+            plan = Allocation.load(files[0])
+            return Subject(plan, traces, {}, (("plan", files[0]), *inputs))
+        options = {**self.problem.options(), "gpus": {name: count for name, _, count in given}}
+        slowdown = self.problem.max_slowdown
+        plan = allocate(traces, self.problem.global_batch_size, max_slowdown=slowdown, **options)
+        return Subject(plan, traces, options, tuple(inputs))
+
+
+Command = Union[Allocate, Demo, Doctor, Fit, Report, Reset]
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -286,6 +328,7 @@ def run(arguments: Sequence[str]) -> int:
         "demo": Demo,
         "doctor": Doctor,
         "fit": Fit,
+        "report": Report,
         "reset": Reset,
     }
     try:

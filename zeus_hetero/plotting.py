@@ -74,7 +74,7 @@ def plot_methods(plans: Mapping[str, Allocation]) -> Figure:
     figure, (time, energy) = _subplots(1, 2, (11, 1.2 + 0.75 * len(plans)))
     methods = list(plans)
     gpus = [worker.gpu for worker in next(iter(plans.values())).workers]
-    colours = _gpu_colours(gpus)
+    colours = gpu_colours(gpus)
     height = 0.8 / len(gpus)
     for row, plan in enumerate(plans.values()):
         for rank, worker in enumerate(plan.workers):
@@ -167,7 +167,8 @@ def _by_watts(count: int) -> Sequence[tuple[float, ...]]:
     return [matplotlib.colormaps["viridis"](x) for x in np.linspace(0, 0.9, count)]
 
 
-def _gpu_colours(gpus: Sequence[str]) -> dict[str, str]:
+def gpu_colours(gpus: Sequence[str]) -> dict[str, str]:
+    """A colour for each GPU name, the same in every picture."""
     names = list(dict.fromkeys(gpus))
     return {name: _GPU_COLOURS[i % len(_GPU_COLOURS)] for i, name in enumerate(names)}
 
