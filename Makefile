@@ -1,10 +1,11 @@
 # Two commands for newcomers: `make demo` and `make test`. Both set up what is missing.
+# `make test-slow` runs the tests that take longer: trainings, crashes, documentation, browser.
 
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint docs clean
+.PHONY: demo test test-slow lint docs clean
 
 # Profile, allocate, train: on simulated GPUs, with real images that come with scikit-learn.
 DEMO := --data digits --epochs 1 --batch_sizes 32 64 128 256 --profile_steps 20 --repeats 1
@@ -23,7 +24,10 @@ demo: $(VENV)/.installed
 		--report demo_out/report.json
 
 test: $(VENV)/.installed
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -m 'not slow'
+
+test-slow: $(VENV)/.installed
+	$(BIN)/python -m pytest -m slow
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
