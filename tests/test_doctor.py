@@ -15,7 +15,9 @@ import pytest
 from conftest import REPOSITORY
 
 from zeus_hetero import doctor, simulation
-from zeus_hetero.doctor import FAILED, OK, WARNING
+from zeus_hetero.doctor import FAILED, OK, WARNING, network, software
+from zeus_hetero.doctor import gpus as gpu_checks
+from zeus_hetero.doctor.finding import split
 from zeus_hetero.restore import PreviousLimit, write_note
 from zeus_hetero.simulation import NoPermission, SlowCounter, simulated_gpu
 
@@ -41,17 +43,17 @@ def versions(**installed):
     ],
 )
 def test_zeus_versions(installed, status, remedy):
-    (finding,) = doctor.check_zeus(versions(**installed))
+    (finding,) = software.check_zeus(versions(**installed))
     assert finding.status == status
     assert finding.remedy.startswith(remedy)
 
 
 def test_driver(tmp_path):
-    missing = doctor.check_driver(tmp_path / "version")
+    missing = software.check_driver(tmp_path / "version")
     assert missing.status == FAILED
     assert "nvidia-smi" in missing.remedy
     (tmp_path / "version").write_text("NVRM version: NVIDIA UNIX  x86_64  570.86.15  Release")
-    assert doctor.check_driver(tmp_path / "version").detail == "NVIDIA 570.86.15"
+    assert software.check_driver(tmp_path / "version").detail == "NVIDIA 570.86.15"
 
 
 @pytest.mark.parametrize(
@@ -65,13 +67,13 @@ def test_driver(tmp_path):
     ],
 )
 def test_visible_devices(variables, status, part):
-    finding, *_ = doctor.check_variables(variables)
+    finding, *_ = gpu_checks.check_variables(variables)
     assert finding.status == status
     assert part in f"{finding.detail} {finding.remedy}"
 
 
 def test_daemon_that_is_not_there(tmp_path):
-    *_, finding = doctor.check_variables({"ZEUSD_SOCK_PATH": str(tmp_path / "zeusd.sock")})
+    *_, finding = gpu_checks.check_variables({"ZEUSD_SOCK_PATH": str(tmp_path / "zeusd.sock")})
     assert finding.status == FAILED
     assert "Start zeusd" in finding.remedy
 
@@ -82,7 +84,7 @@ def by_name(findings, part):
 
 def test_simulated_gpus_are_healthy_and_marked():
     with simulation.use("A10", "T4"):
-        findings = list(doctor.check_gpus({}))
+        findings = list(gpu_checks.check_gpus({}))
     assert {finding.status for finding in findings} == {OK}
     assert by_name(findings, "GPU 1 (T4) (simulated)").detail == (
         "power limit 70 W, between 60 and 70 W"
@@ -96,7 +98,7 @@ def test_faulty_gpus():
         simulated_gpu("T4", faults=[SlowCounter(1.0)], idle_power=60.0),
     ]
     with simulation.use(*faulty):
-        findings = list(doctor.check_gpus({}))
+        findings = list(gpu_checks.check_gpus({}))
     permission = by_name(findings, "GPU 0 (A10) (simulated): permission")
     assert permission.status == FAILED
     assert "--cap-add SYS_ADMIN" in permission.remedy
@@ -112,12 +114,12 @@ def test_faulty_gpus():
 def test_permission_check_changes_nothing():
     with simulation.use("T4") as gpus:
         gpus[0].set_power_management_limit(65_000)
-        list(doctor.check_gpus({}))
+        list(gpu_checks.check_gpus({}))
         assert gpus[0].power_limit == 65
 
 
 def test_no_gpu():
-    findings = list(doctor.check_gpus({}))
+    findings = list(gpu_checks.check_gpus({}))
     assert [finding.status for finding in findings] == [FAILED]
     assert not doctor.can(findings, doctor.PROFILE)
     assert doctor.can(findings, "allocate")
@@ -148,7 +150,7 @@ def fake_torch(available=True, archs=("sm_80", "sm_86"), capability=(8, 6), nccl
     ],
 )
 def test_torch_and_cuda(torch, name, status, part):
-    finding = by_name(list(doctor.check_torch(torch)), name)
+    finding = by_name(list(software.check_torch(torch)), name)
     assert finding.status == status
     assert part in finding.detail
     assert bool(finding.remedy) == (status != OK)
@@ -158,23 +160,23 @@ def test_different_models_need_one_order(monkeypatch):
     with simulation.use("A10", "T4") as gpus:
         monkeypatch.setattr(simulation, "active", lambda: None)
         names = ["NVIDIA A10", "Tesla T4"]
-        finding = doctor._check_order(gpus, names, {})
+        finding = gpu_checks.check_order(gpus, names, {})
         assert finding.status == WARNING
         assert finding.remedy.startswith("export CUDA_DEVICE_ORDER=PCI_BUS_ID")
         ordered = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-        assert doctor._check_order(gpus, names, ordered).status == OK
+        assert gpu_checks.check_order(gpus, names, ordered).status == OK
 
 
 def test_what_a_killed_run_left(tmp_path, monkeypatch):
     with simulation.use("T4") as gpus:
         monkeypatch.setenv("ZEUS_HETERO_NOTES", str(tmp_path))
-        assert doctor.check_notes().status == OK
+        assert gpu_checks.check_notes().status == OK
         path = tmp_path / "limits-1.json"
         write_note(path, [PreviousLimit(0, "T4", 60_000)], gpus)
-        assert doctor.check_notes().status == OK, "its process still runs"
+        assert gpu_checks.check_notes().status == OK, "its process still runs"
         note = json.loads(path.read_text())
         path.write_text(json.dumps({**note, "pid": 2**22 + 1}))
-        finding = doctor.check_notes()
+        finding = gpu_checks.check_notes()
     assert finding.status == WARNING
     assert finding.remedy == "zeus-hetero reset"
 
@@ -184,20 +186,20 @@ def test_rendezvous_that_answers_and_that_does_not(monkeypatch):
         server.bind(("127.0.0.1", 0))
         server.listen()
         port = server.getsockname()[1]
-        assert doctor.check_rendezvous(f"127.0.0.1:{port}").status == OK
-    refused = doctor.check_rendezvous(f"127.0.0.1:{port}")
+        assert network.check_rendezvous(f"127.0.0.1:{port}").status == OK
+    refused = network.check_rendezvous(f"127.0.0.1:{port}")
     assert refused.status == FAILED
     assert "Start torchrun on that node first" in refused.remedy
-    unknown = doctor.check_rendezvous("no-such-host.invalid:29500")
+    unknown = network.check_rendezvous("no-such-host.invalid:29500")
     assert "cannot be resolved" in unknown.detail
     for address in ("here", "here:", ":29500", "here:99999"):
-        assert doctor.check_rendezvous(address).detail == "no address"
+        assert network.check_rendezvous(address).detail == "no address"
 
     def silent(*_, **__):
         raise TimeoutError
 
     monkeypatch.setattr(socket, "create_connection", silent)
-    silent_node = doctor.check_rendezvous("10.0.0.5:29500")
+    silent_node = network.check_rendezvous("10.0.0.5:29500")
     assert "no answer" in silent_node.detail
     assert "Open port 29500" in silent_node.remedy
 
@@ -234,10 +236,10 @@ def test_command_for_programs():
 
 def test_error_is_split_into_what_and_remedy():
     text = "GPU 0 fails (none. At all.). Check `nvidia-smi`. Then wait."
-    assert doctor._split(ValueError(text)) == (
+    assert split(ValueError(text)) == (
         "GPU 0 fails (none. At all.).", "Check `nvidia-smi`. Then wait."
     )  # fmt: skip
-    assert doctor._split(ValueError("odd"))[1]
+    assert split(ValueError("odd"))[1]
 
 
 def test_every_failure_has_a_remedy_and_what_it_is_needed_for():
