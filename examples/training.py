@@ -5,18 +5,21 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
 from common import (
     DIGITS,
     Workload,
+    add_profiling_flags,
+    add_workload_flags,
     build_model,
     check_data,
+    profile_training_step,
     start_simulation,
     training_set,
     validation_set,
+    yes_or_no,
 )
 
 import zeus_hetero
@@ -236,17 +239,29 @@ def resume(args: argparse.Namespace, device, **parts) -> None:
             part.load_state_dict(saved[name])
 
 
-def run_training_script(args: argparse.Namespace, workload: Workload, profile: Callable) -> int:
-    """Main program of the training script of an example.
+def parse_arguments(description: str, workload: Workload) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=description.splitlines()[0])
+    parser.add_argument("--batch_size", type=int, default=128, help="samples; a plan has its own")
+    add_training_flags(parser)
+    add_workload_flags(parser, workload)
+    parser.add_argument("--profile", type=yes_or_no, default=False, metavar="True|False")
+    parser.add_argument("--profile_path", type=Path, help="file for the result of --profile True")
+    add_profiling_flags(parser)
+    return parser.parse_args()
+
+
+def run_training_script(description: str, workload: Workload) -> int:
+    """Main program of the training script of an example; its first line describes it in --help.
 
     Under torchrun an error also reaches the launcher, which shows the one that came first.
     """
+    args = parse_arguments(description, workload)
 
     def program() -> None:
         start_simulation(args, workload)
         chosen = DIGITS if args.data == "digits" else workload
         if args.profile:
-            profile(args, chosen)
+            profile_training_step(args, chosen)
         else:
             train(args, chosen)
 

@@ -18,32 +18,13 @@ A training step profiled at one batch size; ``run_profiling.py`` does this for e
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from common import (
-    IMAGENET,
-    add_profiling_flags,
-    add_workload_flags,
-    profile_training_step,
-    yes_or_no,
-)
-from training import add_training_flags, run_training_script
-
-
-def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--batch_size", type=int, default=128, help="samples; a plan has its own")
-    add_training_flags(parser)
-    add_workload_flags(parser, IMAGENET)
-    parser.add_argument("--profile", type=yes_or_no, default=False, metavar="True|False")
-    parser.add_argument("--profile_path", type=Path, help="file for the result of --profile True")
-    add_profiling_flags(parser)
-    return parser.parse_args()
-
+from common import IMAGENET
+from training import run_training_script
 
 if __name__ == "__main__":
-    sys.exit(run_training_script(parse_arguments(), IMAGENET, profile_training_step))
+    sys.exit(run_training_script(__doc__, IMAGENET))
