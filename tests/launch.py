@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -48,6 +49,12 @@ def finish(process, timeout=120.0):
 def torchrun(script, *arguments, folder, ranks=2, timeout=120.0, **variables):
     command = [*TORCHRUN, "--standalone", "--nproc_per_node", ranks, script, *arguments]
     return finish(start(command, folder, **variables), timeout)
+
+
+def free_port():
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        return server.getsockname()[1]
 
 
 def ranks_of(agent):

@@ -13,7 +13,17 @@ import pytest
 
 pytest.importorskip("torchvision", reason="torchvision is not installed: no examples")
 
-from launch import ROOT, TORCHRUN, environment, finish, ranks_of, start, torchrun, wait_for
+from launch import (
+    ROOT,
+    TORCHRUN,
+    environment,
+    finish,
+    free_port,
+    ranks_of,
+    start,
+    torchrun,
+    wait_for,
+)
 
 from zeus_hetero import Allocation, allocate, load_trace
 
@@ -295,6 +305,32 @@ def test_killed_rank_ends_the_job_and_all_power_limits_are_restored(folder, vict
     assert first_failure(done.stderr) == victim
     assert "SIGKILL" in done.stderr
     assert limits(folder) == MOST
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_killed_only_rank_of_a_node_leaves_no_power_limit_behind(folder, made_plan):
+    nodes, agents, port = [folder / worker.gpu for worker in made_plan.workers], [], free_port()
+    try:
+        for node in nodes:
+            node.mkdir()
+            command = [*TORCHRUN, "--nnodes", 2, "--nproc_per_node", 1, "--rdzv_id", "kill",
+                       "--rdzv_backend", "c10d", "--rdzv_endpoint", f"127.0.0.1:{port}",
+                       TRAIN, "--plan", folder / "plan.json", "--simulate", node.name, *DIGITS,
+                       "--epochs", 100000]  # fmt: skip
+            agents.append(start(command, node))
+        planned = [worker.power_limit for worker in made_plan.workers]
+        wait_for(lambda: [limits(node)[0] for node in nodes] == planned)
+        (killed,) = wait_for(lambda: ranks_of(agents[1])).values()
+        os.kill(killed, signal.SIGKILL)
+        ended = [finish(agent, timeout=100) for agent in agents]
+    finally:
+        for agent in agents:
+            if agent.poll() is None:
+                os.killpg(agent.pid, signal.SIGKILL)
+    assert all(done.returncode != 0 for done in ended)
+    assert [limits(node)[0] for node in nodes] == MOST, ended[1].stderr
+    assert f"which process {killed} had left changed" in ended[1].stderr
 
 
 def test_plan_of_the_tests_says_what_the_tests_need(made_plan):

@@ -4,23 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import sys
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed: no training")
 
-from launch import ROOT, TORCHRUN, finish, start  # noqa: E402
+from launch import ROOT, TORCHRUN, finish, free_port, start  # noqa: E402
 from training_cases import data, distance, perceptron, plan, train_alone  # noqa: E402
 
 SCRIPT = ROOT / "tests" / "two_nodes.py"
-
-
-def free_port():
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        return server.getsockname()[1]
 
 
 def two_nodes(folder, crash):

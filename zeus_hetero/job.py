@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import os
-import signal
 import socket
 import sys
-import threading
 import time
-from collections.abc import Callable
 from datetime import timedelta
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,14 +20,11 @@ from zeus_hetero.device_order import check_device_order
 from zeus_hetero.errors import DeviceError, TrainingError, ZeusHeteroError
 from zeus_hetero.handshake import TIMEOUT, Introduction, assign, introduce, plan_fingerprint
 from zeus_hetero.profiling import is_out_of_memory
-from zeus_hetero.restore import repair_from_notes
 from zeus_hetero.simulation.step_clock import SimulatedStepClock
 from zeus_hetero.step_clock import StepClock
 
 if TYPE_CHECKING:
     from torch.nn import Module
-
-logger = logging.getLogger(__name__)
 
 # Longer than torchrun's agent needs to notice a dead worker (it looks every 0.1 s).
 _GRACE_SECONDS = 3.0
@@ -46,8 +39,7 @@ class Job:
             ...
 
     As a context manager it ends the job in order: when a rank fails, the others wait a moment
-    before they complain of a lost connection, so that the launcher shows the real reason, and put
-    back the power limits of a rank that was killed.
+    before they complain of a lost connection, so that the launcher shows the real reason.
 
     Attributes:
         allocation: the plan, its workers in the order of the ranks.
@@ -85,8 +77,6 @@ class Job:
         self.group = group
         self.timeout = timeout
         self._owns_process_group = owns_process_group
-        self._handler: Callable[[int, FrameType | None], Any] | None = None
-        self._before: Any = None
 
     @property
     def world_size(self) -> int:
@@ -129,9 +119,6 @@ class Job:
         return SimulatedStepClock(gpu, self.group, self.allocation.sync_time)
 
     def __enter__(self) -> Job:
-        if threading.current_thread() is threading.main_thread():
-            self._handler = self._on_sigterm
-            self._before = signal.signal(signal.SIGTERM, self._handler)
         return self
 
     def __exit__(
@@ -142,8 +129,6 @@ class Job:
     ) -> None:
         if isinstance(error, Exception):
             self._end_in_order(error)
-        if self._handler is not None and signal.getsignal(signal.SIGTERM) == self._handler:
-            signal.signal(signal.SIGTERM, self._before)
         self.close()
 
     def close(self) -> None:
@@ -162,7 +147,6 @@ class Job:
             self._say(text)
             return
         self._say("lost the connection to another rank; see that rank's error.")
-        _repair()
         time.sleep(_GRACE_SECONDS)
 
     def _say(self, text: str) -> None:
@@ -170,14 +154,6 @@ class Job:
         who = f"rank {self.rank} ({self.gpu_name} on {socket.gethostname()})"
         sys.stderr.write(f"{who}: {text}\n")
         sys.stderr.flush()
-
-    def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
-        _repair()
-        if callable(self._before):
-            self._before(number, frame)
-            return
-        signal.signal(number, signal.SIG_DFL)
-        os.kill(os.getpid(), number)
 
 
 def join(
@@ -331,14 +307,3 @@ def _buffers_option() -> str:
 
     parameters = inspect.signature(torch.nn.parallel.DistributedDataParallel.__init__).parameters
     return "forward_sync_buffers" if "forward_sync_buffers" in parameters else "broadcast_buffers"
-
-
-def _repair() -> None:
-    try:
-        for entry in repair_from_notes():
-            logger.warning(
-                "GPU %d (%s): power limit put back to %g W, which a killed rank had left changed.",
-                *(entry.gpu, entry.name, entry.limit / 1000),
-            )
-    except Exception as error:  # The reason why the job ends matters more.
-        logger.warning("Power limits of killed ranks were not put back: %s", error)

@@ -262,7 +262,7 @@ class HeteroPowerLimitOptimizer(GlobalPowerLimitOptimizer):
             )
         for index in indices:
             devices.set_persistence_mode(self._gpus, index)
-        return Restorer(self._gpus, indices, note)
+        return Restorer(self._gpus, indices, note, guarded=True)
 
     def _set_power_limit(self, power_limit: int) -> None:
         """Move all GPUs of this process to a rung.

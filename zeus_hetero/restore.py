@@ -1,27 +1,30 @@
 """Put power limits back to what they were, whatever ends the process.
 
-A `Restorer` does it while the process can still act. What it cannot act on (SIGKILL, a power
-cut of the container) is left to a note: a small file with the previous limits, removed after a
-restore, from which `restore_from_note` or the next run repairs.
+A `Restorer` does it while the process can still act. What it cannot act on (SIGKILL, the end of
+the container) is left to a note: a small file with the previous limits, removed after a restore,
+from which the process's guard, the next run or `restore_from_note` repairs.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
+import fcntl
 import json
 import logging
 import os
 import signal
 import socket
+import subprocess
 import tempfile
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from zeus_hetero import devices
+from zeus_hetero import devices, guard
 from zeus_hetero.errors import DeviceError
 from zeus_hetero.trace import write_text_atomically
 
@@ -165,6 +168,11 @@ def restore_from_note(
             here. The note is kept.
         PowerLimitPermissionError: this process may not set power limits. The note is kept.
     """
+    with _alone_with(path):
+        return _restore_from_note(path, force)
+
+
+def _restore_from_note(path: str | os.PathLike[str], force: bool) -> tuple[PreviousLimit, ...]:
     note = read_note(path)
     if not note.is_of_this_boot and not force:
         raise DeviceError(
@@ -198,6 +206,17 @@ def restore_from_note(
     return note.limits
 
 
+@contextlib.contextmanager
+def _alone_with(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Keep others from restoring from the same note, who could undo what is set afterwards."""
+    with contextlib.ExitStack() as stack:
+        # Without locks (some network file systems) or without the file there is nobody to wait for.
+        with contextlib.suppress(OSError):
+            file = stack.enter_context(open(path))
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
 def repair_from_notes(
     folder: str | os.PathLike[str] | None = None, *, gpus: Iterable[int] | None = None
 ) -> tuple[PreviousLimit, ...]:
@@ -220,7 +239,8 @@ def repair_from_notes(
             if ours and note.is_of_this_boot and not note.owner_is_alive:
                 restored += restore_from_note(path)
         except Exception as error:
-            logger.warning("Power limits were not restored from %s: %s", path, error)
+            if path.exists():  # Otherwise another process was faster.
+                logger.warning("Power limits were not restored from %s: %s", path, error)
     return tuple(restored)
 
 
@@ -233,12 +253,23 @@ class Restorer:
 
     A user's handler that lets the program go on after the signal finds the limits restored.
 
+    Args:
+        gpus: Zeus's GPUs.
+        indices: which of them.
+        note: where to write the previous limits down; in `note_folder()` if None.
+        guarded: start a process that restores them from the note if this one is killed.
+
     Attributes:
         note: the file with the previous limits, or None if none could be written.
     """
 
     def __init__(
-        self, gpus: GPUs, indices: Sequence[int], note: str | os.PathLike[str] | None = None
+        self,
+        gpus: GPUs,
+        indices: Sequence[int],
+        note: str | os.PathLike[str] | None = None,
+        *,
+        guarded: bool = False,
     ) -> None:
         self._gpus = gpus
         self._pid = os.getpid()
@@ -251,6 +282,9 @@ class Restorer:
                 self._previous[index] = limit
         self.restored = False
         self.note = self._leave_note(note)
+        self._guard: subprocess.Popen[bytes] | None = None
+        if guarded and self.note is not None:
+            self._guard = guard.start(self.note)
         self._handlers: dict[int, Any] = {}
         self.arm()
 
@@ -302,6 +336,9 @@ class Restorer:
         self.restored = True
         if self.note is not None and not self._previous:
             self.note.unlink(missing_ok=True)
+            # Where a limit is still owed, the guard tries once more when this process is gone.
+            if self._guard is not None:
+                guard.stop(self._guard)
         self._disarm()
 
     def _disarm(self) -> None:
