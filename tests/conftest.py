@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -28,3 +29,9 @@ def shared_data():
     if not SHARED.is_dir():
         pytest.skip(f"{SHARED} is absent: raw measurements are not shipped with the project")
     return SHARED
+
+
+def pytest_configure():
+    # A shell script's background job (`make test &`) ignores Ctrl-C, and so would what tests start.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
