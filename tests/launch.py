@@ -57,6 +57,14 @@ def free_port():
         return server.getsockname()[1]
 
 
+def node(port, ranks, *arguments):
+    """The command of one of two torchrun agents that meet on loopback."""
+    return [
+        *TORCHRUN, "--nnodes", 2, "--nproc_per_node", ranks, "--rdzv_id", "test",
+        "--rdzv_backend", "c10d", "--rdzv_endpoint", f"127.0.0.1:{port}", *arguments,
+    ]  # fmt: skip
+
+
 def ranks_of(agent):
     """Pids of the ranks that a torchrun agent has started, by RANK."""
     found = {}

@@ -6,17 +6,17 @@ import fcntl
 import json
 import os
 import signal
-import subprocess
 import sys
 import threading
 
 import pytest
-from launch import ROOT, finish
+from launch import finish, start
 
 from zeus_hetero import restore, simulation
 from zeus_hetero.restore import PreviousLimit, repair_from_notes, restore_from_note, write_note
 
 BEFORE, CAPPED = [250, 65], [150, 60]
+SIMULATED = {simulation.SIMULATE: "A10,T4", simulation.STATE: "state"}
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -41,19 +41,14 @@ print("capped", flush=True)
 def run(tmp_path):
     processes = []
 
-    def start(ending, guarded=True, **variables):
+    def start_script(ending, guarded=True):
         code = SCRIPT.format(before=BEFORE, capped=CAPPED, guarded=guarded, ending=ending)
-        process = subprocess.Popen(
-            [sys.executable, "-c", code], cwd=tmp_path, text=True, start_new_session=True,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": str(ROOT), simulation.SIMULATE: "A10,T4",
-                 simulation.STATE: "state", **variables},
-        )  # fmt: skip
+        process = start([sys.executable, "-c", code], tmp_path, **SIMULATED)
         processes.append(process)
         assert process.stdout.readline() == "capped\n", process.communicate()
         return process
 
-    yield start
+    yield start_script
     for process in processes:
         process.kill()
         process.communicate()
@@ -111,20 +106,15 @@ def test_what_kills_the_whole_group_leaves_the_guard(run, tmp_path):
     assert limits(tmp_path) == BEFORE
 
 
-def test_a_users_files_of_the_same_names_are_not_imported(run, tmp_path):
+def test_a_users_files_of_the_same_names_are_not_imported(tmp_path):
     for name in ("zeus_hetero", "json", "zeus", "guard"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('the wrong file')\n")
     # -c has the working directory on its path, -P (Python 3.11) does not; the guard never has.
     (tmp_path / "elsewhere").mkdir()
-    state = str(tmp_path / "state")
     code = SCRIPT.format(before=BEFORE, capped=CAPPED, guarded=True, ending="os._exit(0)")
-    (tmp_path / "elsewhere" / "script.py").write_text(code)
-    done = subprocess.run(
-        [sys.executable, tmp_path / "elsewhere" / "script.py"], cwd=tmp_path, text=True,
-        capture_output=True, timeout=40,
-        env={**os.environ, "PYTHONPATH": str(ROOT), simulation.SIMULATE: "A10,T4",
-             simulation.STATE: state},
-    )  # fmt: skip
+    script = tmp_path / "elsewhere" / "script.py"
+    script.write_text(code)
+    done = finish(start([sys.executable, script], tmp_path, **SIMULATED), timeout=40)
     assert limits(tmp_path) == BEFORE, done.stderr
 
 

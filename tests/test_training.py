@@ -19,6 +19,7 @@ from launch import (
     environment,
     finish,
     free_port,
+    node,
     ranks_of,
     start,
     torchrun,
@@ -310,17 +311,15 @@ def test_killed_rank_ends_the_job_and_all_power_limits_are_restored(folder, vict
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_killed_only_rank_of_a_node_leaves_no_power_limit_behind(folder, made_plan):
-    nodes, agents, port = [folder / worker.gpu for worker in made_plan.workers], [], free_port()
+    folders, agents, port = [folder / worker.gpu for worker in made_plan.workers], [], free_port()
     try:
-        for node in nodes:
-            node.mkdir()
-            command = [*TORCHRUN, "--nnodes", 2, "--nproc_per_node", 1, "--rdzv_id", "kill",
-                       "--rdzv_backend", "c10d", "--rdzv_endpoint", f"127.0.0.1:{port}",
-                       TRAIN, "--plan", folder / "plan.json", "--simulate", node.name, *DIGITS,
-                       "--epochs", 100000]  # fmt: skip
-            agents.append(start(command, node))
+        for where in folders:
+            where.mkdir()
+            training = [TRAIN, "--plan", folder / "plan.json", "--simulate", where.name, *DIGITS,
+                        "--epochs", 100000]  # fmt: skip
+            agents.append(start(node(port, 1, *training), where))
         planned = [worker.power_limit for worker in made_plan.workers]
-        wait_for(lambda: [limits(node)[0] for node in nodes] == planned)
+        wait_for(lambda: [limits(where)[0] for where in folders] == planned)
         (killed,) = wait_for(lambda: ranks_of(agents[1])).values()
         os.kill(killed, signal.SIGKILL)
         ended = [finish(agent, timeout=100) for agent in agents]
@@ -329,7 +328,7 @@ def test_killed_only_rank_of_a_node_leaves_no_power_limit_behind(folder, made_pl
             if agent.poll() is None:
                 os.killpg(agent.pid, signal.SIGKILL)
     assert all(done.returncode != 0 for done in ended)
-    assert [limits(node)[0] for node in nodes] == MOST, ended[1].stderr
+    assert [limits(where)[0] for where in folders] == MOST, ended[1].stderr
     assert f"which process {killed} had left changed" in ended[1].stderr
 
 

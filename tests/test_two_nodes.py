@@ -10,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed: no training")
 
-from launch import ROOT, TORCHRUN, finish, free_port, start  # noqa: E402
+from launch import ROOT, finish, free_port, node, start  # noqa: E402
 from training_cases import data, distance, perceptron, plan, train_alone  # noqa: E402
 
 SCRIPT = ROOT / "tests" / "two_nodes.py"
@@ -20,11 +20,8 @@ def two_nodes(folder, crash):
     port = free_port()
     agents = []
     for number, gpus in enumerate(("A10", "T4,T4")):
-        command = [
-            *TORCHRUN, "--nnodes", 2, "--nproc_per_node", len(gpus.split(",")),
-            "--rdzv_backend", "c10d", "--rdzv_endpoint", f"127.0.0.1:{port}",
-            "--rdzv_id", "test", "--max_restarts", 2, SCRIPT, folder, gpus, crash,
-        ]  # fmt: skip
+        ranks = len(gpus.split(","))
+        command = node(port, ranks, "--max_restarts", 2, SCRIPT, folder, gpus, crash)
         # Without it a restart over several nodes hangs: pytorch/pytorch issue 135712.
         variables = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
         (folder / f"node{number}").mkdir()
